@@ -1,0 +1,376 @@
+"""What calls do: the script's own functions are followed, names of libraries read from tables."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from script2accel.analysis.expressions import FUNCTIONS, Expressions
+from script2accel.analysis.values import NOTHING, Obj, Value, join_all
+from script2accel.knowledge import torch as names
+
+MAX_RUNS = 8  # how often one function's body is followed
+ITERATORS = re.compile(r"^(iter|list|tuple|reversed|sorted|itertools\.(cycle|islice|chain)|more_itertools\.\w+)$")
+EQUAL_ON_RANKS = frozenset({"len", "isinstance", "type", "hasattr", "id", "callable", "issubclass"})
+ACCELERATOR = re.compile(r"^accelerate\.(accelerator\.)?Accelerator$")
+AGREEING = frozenset({"gather", "gather_for_metrics", "reduce", "check_trigger"})
+AGREEING_FUNCTIONS = re.compile(r"^accelerate\.utils\.(operations\.)?(gather|gather_object|reduce|broadcast|broadcast_object_list)$|^torch\.distributed\.(all_reduce|all_gather\w*)$")
+
+
+class Calls(Expressions):
+    """Evaluates calls."""
+
+    def ev_Call(self, node: ast.Call, scope: ast.AST) -> Value:
+        callee = self.eval(node.func, scope)
+        args: list[Value] = []
+        for arg in node.args:
+            value = self.eval(arg, scope)
+            args.append(self.element(value, arg) if isinstance(arg, ast.Starred) else value)
+            if isinstance(arg, ast.Starred):
+                args += [args[-1]] * 5  # as many positional arguments as there may be
+        keywords = {keyword.arg: self.eval(keyword.value, scope) for keyword in node.keywords}
+        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
+            return self._super(node, scope)
+        return self.call_objects(callee, node, args, keywords)
+
+    def call_objects(self, callee: Value, node: ast.AST, args: list[Value], keywords: dict[str | None, Value]) -> Value:
+        results = [self._call(obj, node, args, keywords, callee.marks) for obj in sorted(callee.objs, key=_kind)]
+        return join_all(results)
+
+    def _call(self, obj: Obj, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
+        everything: frozenset[ast.AST] = marks.union(*(v.marks for v in args), *(v.marks for v in keywords.values()))
+        match obj.kind:
+            case "function":
+                return self.invoke(obj, node, args, keywords)
+            case "method":
+                function = self.world.obj("function", obj.name, None, obj.site)
+                return self.invoke(function, node, [Value(frozenset((obj.base,)), frozenset()), *args], keywords)  # type: ignore[arg-type]
+            case "class":
+                made = self.instance(obj, node, construct=False)
+                self._construct(obj, made, node, args, keywords)
+                made.arguments, made.keywords = args, keywords
+                self._given(node, args, keywords, obj)
+                return Value(frozenset((made,)), frozenset())
+            case "external":
+                return self._external(obj, node, args, keywords, everything)
+            case "attr":
+                return self._method(obj, node, args, keywords, everything)
+            case "instance":
+                self.use(obj, "call", node)
+                if (method := self.class_member(obj, "__call__") or self.class_member(obj, "forward")) is not None:
+                    result = self.call_objects(method, node, args, keywords)
+                    if not self.is_module(obj):
+                        return result
+                return self._made(obj, node, args, keywords, everything)
+            case "prepared":
+                self.use(obj, "call", node)
+                inner = obj.inner
+                if inner.kind == "instance" and (method := self.class_member(inner, "forward")) is not None:
+                    self.call_objects(method, node, args, keywords)
+                return self._made(obj, node, args, keywords, everything)
+            case "const":
+                return NOTHING
+        self.use(obj, "call", node)
+        return self._made(obj, node, args, keywords, everything)
+
+    def _made(self, callee: Obj, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
+        """A new object that a call gave; its arguments are remembered, and that they were given."""
+        obj = self.world.obj("made", "", callee, node)
+        obj.arguments, obj.keywords = args, keywords
+        self._given(node, args, keywords, callee)
+        return Value(frozenset((obj,)), marks)
+
+    def _given(self, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], callee: Obj) -> None:
+        for value in (*args, *keywords.values()):
+            for obj in value.objs:
+                if obj.kind in ("function", "method") and obj.site is not None:
+                    self.escapes.setdefault(obj.site, []).append(node)
+                elif obj.kind not in ("const", "external"):
+                    self.use(obj, "given", node)
+
+    # the script's own functions and classes -----------------------------------------------------------------
+
+    def is_module(self, obj: Obj) -> bool:
+        """Whether an instance's class reaches nn.Module."""
+        return obj.base is not None and self.reaches(obj.base, names.MODULE_BASE)
+
+    def reaches(self, cls: Obj, pattern: re.Pattern[str], seen: tuple[Obj, ...] = ()) -> bool:
+        """Whether one of a class's bases, at any distance, is named so."""
+        for base in self.bases.get(cls, ()):
+            if base.kind == "external" and pattern.match(str(base.name)):
+                return True
+            if base.kind == "class" and base not in seen and self.reaches(base, pattern, (*seen, cls)):
+                return True
+        return False
+
+    def instance(self, cls: Obj, site: ast.AST, *, construct: bool) -> Obj:
+        """The instance that a place makes of a class."""
+        obj = self.world.obj("instance", cls.name, cls, site)
+        known = self.instances.setdefault(cls, [])
+        if obj not in known:
+            known.append(obj)
+            if construct:
+                self._construct(cls, obj, site, None, {})
+        return obj
+
+    def _construct(self, cls: Obj, made: Obj, node: ast.AST, args: list[Value] | None, keywords: dict[str | None, Value]) -> None:
+        found = self.lookup(cls, "__init__")
+        for obj in found.objs if found is not None else ():
+            if obj.kind == "function":
+                me = Value(frozenset((made,)), frozenset())
+                self.invoke(obj, node, [me, *(args or [])], keywords, known=args is not None)
+        if args is not None:
+            fields = [s.target.id for s in getattr(cls.site, "body", ()) if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
+            if fields and found is None:  # a dataclass
+                for name, value in (*zip(fields, args, strict=False), *((str(k), v) for k, v in keywords.items() if k)):
+                    self.put((made, name), value)
+
+    def _super(self, node: ast.Call, scope: ast.AST) -> Value:
+        function = scope
+        cls_node = self.source.scope(function) if isinstance(function, FUNCTIONS) else None
+        if not isinstance(cls_node, ast.ClassDef) or not function.args.args:  # type: ignore[union-attr]
+            return NOTHING
+        me = self.store.get((function, function.args.args[0].arg), NOTHING)  # type: ignore[union-attr]
+        cls = self.world.obj("class", cls_node.name, None, cls_node)
+        parent = self.world.obj("super", cls.name, None, node)
+        for base in self.bases.get(cls, ()):
+            if base.kind == "class":
+                for (owner, name), value in list(self.store.items()):
+                    if owner is base:
+                        for obj in value.objs:
+                            for instance in me.objs:
+                                bound = self.world.obj("method", obj.name, instance, obj.site) if obj.kind == "function" else obj
+                                self.put((parent, name), Value(frozenset((bound,)), frozenset()))
+        return Value(frozenset((parent,)), frozenset())
+
+    def invoke(self, function: Obj, call: ast.AST, args: list[Value], keywords: dict[str | None, Value], *, known: bool = True) -> Value:
+        node = function.site
+        if isinstance(call, ast.Call) and known and node is not None:
+            self.callers.setdefault(node, {})[call] = None
+        if not isinstance(node, (*FUNCTIONS, ast.Lambda)):
+            return NOTHING
+        self._bind_parameters(node, args, keywords, known)
+        if isinstance(node, ast.Lambda):
+            return self.eval(node.body, node) if self.runs.get(node, 0) < MAX_RUNS and self._enter(node) else NOTHING
+        generator = node in self._generators()
+        if self.runs.get(node, 0) < MAX_RUNS and node not in self.stack and len(self.stack) < 24:
+            self._enter(node)
+            self.stack.append(node)
+            before, self.returns[node] = self.returns.get(node, NOTHING), NOTHING
+            tables, self.locals = self.locals, []
+            self.execute(node.body, node)
+            self.locals = tables
+            now = self.returns[node]
+            self.returns[node] = before.join(now)
+            self.stack.pop()
+            result = now
+        else:
+            result = self.returns.get(node, NOTHING)
+        if generator:
+            return self.world.value("made", "generator", None, node)
+        return result
+
+    def _enter(self, node: ast.AST) -> bool:
+        self.runs[node] = self.runs.get(node, 0) + 1
+        return True
+
+    def execute(self, body: list[ast.stmt], scope: ast.AST) -> bool:
+        """Run statements."""
+        raise NotImplementedError  # in Machine
+
+    def _generators(self) -> frozenset[ast.AST]:
+        if self._generator_set is None:
+            self._generator_set = frozenset(self.source.scope(n) for n in self.source.nodes if isinstance(n, (ast.Yield, ast.YieldFrom)))
+        return self._generator_set
+
+    _generator_set: frozenset[ast.AST] | None = None
+
+    @property
+    def stack(self) -> list[ast.AST]:
+        """The functions being followed."""
+        return self.__dict__.setdefault("_stack", [])
+
+    def _bind_parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, args: list[Value], keywords: dict[str | None, Value], known: bool) -> None:
+        arguments = node.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        defaults = dict(zip([a.arg for a in positional[len(positional) - len(arguments.defaults) :]], arguments.defaults, strict=True))
+        defaults |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
+        extra = keywords.get(None)
+        for index, arg in enumerate([*positional, *arguments.kwonlyargs]):
+            if index < len(args) and index < len(positional):
+                value = args[index]
+            elif arg.arg in keywords:
+                value = keywords[arg.arg]
+            elif extra is not None:
+                value = self.world.value("param", arg.arg, None, node)
+            elif known:
+                value = self.at.get(defaults[arg.arg], NOTHING) if arg.arg in defaults else NOTHING
+            else:
+                value = self.world.value("param", arg.arg, None, node)
+            self.put((node, arg.arg), value)
+            self.at[arg] = self.at[arg].join(value) if arg in self.at else value
+        if arguments.vararg is not None:
+            rest = self.world.obj("tuple", "args", None, arguments.vararg)
+            self.put((rest, "*"), join_all(args[len(positional) :]))
+            self.put((node, arguments.vararg.arg), Value(frozenset((rest,)), frozenset()))
+        if arguments.kwarg is not None:
+            rest = self.world.obj("dict", "kwargs", None, arguments.kwarg)
+            named = {a.arg for a in (*positional, *arguments.kwonlyargs)}
+            for name, value in keywords.items():
+                if name is not None and name not in named:
+                    self.put((rest, ("key", name)), value)
+            self.put((node, arguments.kwarg.arg), Value(frozenset((rest,)), frozenset()))
+
+    # libraries -------------------------------------------------------------------------------------------
+
+    def _external(self, obj: Obj, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
+        path = str(obj.name)
+        first = args[0] if args else NOTHING
+        if path in ("enumerate", "zip"):
+            made = self.world.obj("iter", path, None, node)
+            for index, value in enumerate(args[:8]):
+                self.put((made, index), value)
+            return Value(frozenset((made,)), frozenset())
+        if names.PROGRESS_ITERABLE.match(path):
+            iterable = keywords.get("iterable", first)
+            bar = self._made(obj, node, args, keywords, frozenset())
+            through = self.world.obj("iter", "through", None, node)
+            self.put((through, 0), iterable)
+            return Value(bar.objs | iterable.objs, iterable.marks) if iterable.objs else bar
+        if ITERATORS.match(path):
+            for value in args:
+                self.iterated(value, node) if path != "iter" else [self.use(o, "iter", node) for o in value.objs]
+            return first if path != "itertools.chain" else join_all(args)
+        if path == "next":
+            self.iterated(first, node)
+            return self.element(first, node)
+        if path in EQUAL_ON_RANKS:
+            for value in first.objs if path == "len" else ():
+                self.use(value, "len", node)
+            made = self._made(obj, node, args, keywords, frozenset())
+            return made
+        if path == "getattr" and len(args) >= 2 and all(o.kind == "const" for o in args[1].objs) and len(args[1].objs) == 1:
+            name = next(iter(args[1].objs)).name
+            return join_all([self.member(o, str(name), node) for o in first.objs]).join(args[2] if len(args) > 2 else NOTHING)
+        if path == "setattr" and len(args) == 3 and len(args[1].objs) == 1:
+            for o in first.objs:
+                self.put((o, str(next(iter(args[1].objs)).name)), args[2])
+            return NOTHING
+        if path in ("map", "filter") and len(args) > 1:
+            made = self.world.obj("list", path, None, node)
+            result = self.call_objects(first, node, [self.element(value, node) for value in args[1:]], {})
+            self.add((made, "*"), result if path == "map" else self.element(args[1], node))
+            return Value(frozenset((made,)), marks)
+        if path == "dict" and not args:
+            made = self.world.obj("dict", "", None, node)
+            for name, value in keywords.items():
+                if name is not None:
+                    self.put((made, ("key", name)), value)
+            return Value(frozenset((made,)), marks)
+        if names.TRANSPARENT.match(path):
+            made = self._made(obj, node, args, keywords, marks)
+            for o in first.objs:
+                self.use(o, "wrapped", node)
+            return Value(made.objs | first.objs, marks) if first.objs else made
+        if path.startswith("accelerate.") and AGREEING_FUNCTIONS.match(path):
+            self._given(node, args, keywords, obj)
+            return Value(first.objs, frozenset())
+        if path in ("accelerate.skip_first_batches", "accelerate.data_loader.skip_first_batches"):
+            return first
+        if names.CLOCK.match(path) or names.RANDOM_FACTORY.match(path):
+            marks = marks | {node}
+        return self._made(obj, node, args, keywords, marks)
+
+    def _method(self, obj: Obj, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
+        base, name = obj.base, str(obj.name)
+        assert base is not None
+        self.use(base, "." + name, node)
+        if base.inner is not base:
+            self.use(base.inner, "." + name, node)
+        if ACCELERATOR.match(base.path) or self.is_accelerator(base):
+            found = self._accelerator(base, name, node, args, keywords, marks)
+            if found is not None:
+                return found
+        if base.kind in ("list", "dict", "iter"):
+            return self._container(base, name, node, args, keywords, marks)
+        if name in names.SAME:
+            self._given(node, args, keywords, obj)
+            return Value(frozenset((base,)), marks)
+        if name in ("append", "extend", "add", "insert") and args:
+            self.add((base, "*"), args[-1].marked(self.guard))
+        return self._made(obj, node, args, keywords, marks)
+
+    def is_accelerator(self, obj: Obj) -> bool:
+        """Whether an unknown parameter or attribute is used as an accelerator is."""
+        if obj.kind not in ("param", "attr") or obj.name not in ("accelerator", "accel"):
+            return False
+        said = {what for what, _ in self.uses.get(obj, ())}
+        return bool(said & {".backward", ".prepare", ".gather_for_metrics", ".unwrap_model", ".print", ".accumulate", ".save", ".get_state_dict", ".gather"})
+
+    def prepared(self, value: Value) -> Value:
+        """The value after prepare."""
+        return Value(frozenset(o if o.kind in ("prepared", "const") else self.world.obj("prepared", "", o, None) for o in value.objs), value.marks)
+
+    def _accelerator(self, base: Obj, name: str, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value | None:
+        first = args[0] if args else NOTHING
+        if name == "prepare":
+            for value in args:
+                for o in value.objs:
+                    self.use(o, "prepare", node)
+            if len(args) == 1:
+                return self.prepared(first)
+            made = self.world.obj("tuple", "prepare", None, node)
+            for index, value in enumerate(args):
+                self.put((made, index), self.prepared(value))
+            return Value(frozenset((made,)), frozenset())
+        if name in ("prepare_model", "prepare_optimizer", "prepare_data_loader", "prepare_scheduler"):
+            for o in first.objs:
+                self.use(o, "prepare", node)
+            return self.prepared(first)
+        if name == "unwrap_model":
+            return Value(frozenset(o.inner for o in first.objs), first.marks)
+        if name in AGREEING:
+            self._given(node, args, keywords, base)
+            return Value(first.objs or self._made(base, node, args, keywords, frozenset()).objs, frozenset())
+        if name == "pad_across_processes" or name == "skip_first_batches":
+            return first
+        if name == "backward":
+            for o in first.objs:
+                self.use(o, "backward", node)
+        return None
+
+    def _container(self, base: Obj, name: str, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
+        if name in ("append", "add", "appendleft") and args:
+            self.add((base, "*"), args[0].marked(self.guard))
+        elif name == "extend" and args:
+            self.add((base, "*"), self.element(args[0], node).marked(self.guard))
+        elif name == "insert" and len(args) > 1:
+            self.add((base, "*"), args[1].marked(self.guard))
+        elif name in ("update", "setdefault") and args:
+            for other in args[-1].objs:
+                self.add((base, "*"), self.anything_in(other) if other.kind == "dict" and name == "update" else args[-1])
+        elif name == "items":
+            made = self.world.obj("iter", "items", None, node)
+            self.put((made, 0), self.anything_in(base))
+            return Value(frozenset((made,)), marks)
+        elif name == "values":
+            made = self.world.obj("iter", "values", None, node)
+            self.put((made, 0), self.anything_in(base))
+            return Value(frozenset((made,)), marks)
+        elif name in ("get", "pop", "popleft"):
+            key = next((o.name for o in args[0].objs if o.kind == "const"), None) if args else None
+            if (base, ("key", key)) in self.store:
+                return self.store[base, ("key", key)]
+            return self.anything_in(base).join(args[1] if len(args) > 1 else NOTHING)
+        elif name == "copy":
+            return Value(frozenset((base,)), marks)
+        self._given(node, args, keywords, base)
+        return self.world.value("made", "." + name, base, node, marks)
+
+    def ends(self, call: ast.Call) -> bool:
+        """Whether a call ends the program."""
+        return any(o.kind == "external" and str(o.name) in names.EXIT for o in self.at.get(call.func, NOTHING).objs)
+
+
+def _kind(obj: Obj) -> tuple[str, int, str]:
+    return obj.kind, getattr(obj.site, "lineno", 0), str(obj.name)

@@ -1,0 +1,75 @@
+"""In what surroundings a place stands: under no_grad, under a rank guard, in the order of the run."""
+
+from __future__ import annotations
+
+import ast
+
+from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.analysis.values import NOTHING
+from script2accel.knowledge import torch as names
+
+
+def quiet(facts: Facts, node: ast.AST, _seen: frozenset[ast.AST] = frozenset()) -> bool:
+    """Whether no gradients are recorded at a place: a no_grad block or decorator around it, or around all its callers."""
+    for parent in facts.source.ancestors(node):
+        if isinstance(parent, (ast.With, ast.AsyncWith)) and any(_no_grad(facts, item.context_expr) for item in parent.items):
+            return True
+        if isinstance(parent, FUNCTIONS):
+            if any(_no_grad(facts, decorator) for decorator in parent.decorator_list):
+                return True
+            calls = facts.callers(parent)
+            if parent in _seen:
+                return False
+            return bool(calls) and all(quiet(facts, call, _seen | {parent}) for call in calls)
+    return False
+
+
+def _no_grad(facts: Facts, node: ast.expr) -> bool:
+    target = node.func if isinstance(node, ast.Call) else node
+    found = any(o.kind == "external" and names.NO_GRAD.match(str(o.name)) for o in facts.machine.at.get(target, NOTHING).objs)
+    if found and isinstance(node, ast.Call) and ast.unparse(target).endswith("set_grad_enabled"):
+        return bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
+    return found
+
+
+def guarded(facts: Facts, node: ast.AST, _seen: frozenset[ast.AST] = frozenset()) -> bool:
+    """Whether only the main process comes to a place."""
+    child = node
+    for parent in facts.source.ancestors(node):
+        if isinstance(parent, ast.If) and child in parent.body and "is_main_process" in ast.unparse(parent.test) and not _negated(parent.test):
+            return True
+        if isinstance(parent, ast.IfExp) and child is parent.body and "is_main_process" in ast.unparse(parent.test):
+            return True
+        if isinstance(parent, FUNCTIONS):
+            if any("on_main_process" in ast.unparse(d) or "on_local_main_process" in ast.unparse(d) for d in parent.decorator_list):
+                return True
+            calls = facts.callers(parent)
+            return bool(calls) and parent not in _seen and all(guarded(facts, call, _seen | {parent}) for call in calls)
+        child = parent
+    return False
+
+
+def _negated(test: ast.expr) -> bool:
+    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+
+
+def runs_layers(facts: Facts, node: ast.Attribute) -> bool:
+    """Whether calling an attribute of a model runs layers: a submodule, or a method that calls some (unknown methods count)."""
+    functions = [o.site for o in facts.machine.at.get(node, NOTHING).objs if o.kind in ("method", "function")]
+    if not functions:
+        return True
+    return any(_calls_layers(facts, function, frozenset()) for function in functions if isinstance(function, FUNCTIONS))
+
+
+def _calls_layers(facts: Facts, function: ast.AST, seen: frozenset[ast.AST]) -> bool:
+    for call in ast.walk(function):
+        if not isinstance(call, ast.Call):
+            continue
+        for obj in facts.machine.at.get(call.func, NOTHING).objs:
+            if facts.roles.of(obj) in ("model", "criterion"):
+                return True
+            if obj.kind == "method" and obj.site is not None and obj.site not in seen and _calls_layers(facts, obj.site, seen | {function}):
+                return True
+            if obj.kind == "external" and names.LOSS_FUNCTION.match(str(obj.name)):
+                return True
+    return False

@@ -1,0 +1,193 @@
+"""Where the script speaks of devices: definitions, moves, and expressions that name one."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from script2accel.analysis.facts import Facts
+from script2accel.analysis.listing import device_names
+from script2accel.analysis.roles import DEVICE_TEXT
+from script2accel.analysis.values import NOTHING, Obj
+from script2accel.knowledge import torch as names
+
+KEEPS_DEVICE = frozenset(
+    "items values copy get pop long float int bool double half type view reshape unsqueeze squeeze t transpose permute contiguous detach clone "
+    "requires_grad_ expand repeat flatten narrow data size_as to cuda pin_memory byte short view_as expand_as chunk split unbind mean".split()
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """A call that moves something: `device` is the argument that names the device (None for `.cuda()`), `dtype` what stays of the arguments."""
+
+    call: ast.Call
+    receiver: ast.expr
+    device: ast.expr | None
+    rest: tuple[str, ...]
+    non_blocking: bool
+
+
+def definitions(facts: Facts) -> list[ast.Assign | ast.AnnAssign]:
+    """Assignments whose value chooses a device, in the order of the text."""
+    known = device_names(facts.roles)
+    found: list[ast.Assign | ast.AnnAssign] = []
+    for node in facts.source.nodes:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            target = node.target
+        else:
+            continue
+        if not isinstance(target, (ast.Name, ast.Attribute)) or facts.in_module(node) or node.value is None or node.value not in facts.machine.at:
+            continue
+        if chooses_device(facts, node.value, ast.unparse(target) in known):
+            found.append(node)
+    return sorted(found, key=lambda n: n.lineno)
+
+
+def chooses_device(facts: Facts, value: ast.expr, used_as_device: bool) -> bool:
+    """Whether an expression picks a device from the machine: a torch.device, a choice between device names."""
+    match value:
+        case ast.IfExp(body=body, orelse=orelse):
+            return chooses_device(facts, body, used_as_device) and chooses_device(facts, orelse, used_as_device)
+        case ast.Call():
+            path = facts.path(value)
+            return path == "torch.device" or names.CURRENT_DEVICE.match(path) is not None
+        case ast.Constant(value=str(text)):
+            return used_as_device and DEVICE_TEXT.match(text) is not None
+        case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+            return used_as_device and text.startswith("cuda")
+        case ast.BinOp(left=ast.Constant(value=str(text))):
+            return used_as_device and text.startswith("cuda")
+        case ast.Attribute() | ast.Name():
+            objs = facts.machine.at.get(value, NOTHING).objs
+            return used_as_device and isinstance(value, ast.Attribute) and value.attr in ("device", "gpu") and all(o.kind == "attr" for o in objs) and _from_arguments(objs)
+        case ast.BoolOp(values=parts):
+            return all(chooses_device(facts, part, used_as_device) for part in parts)
+    return False
+
+
+def _from_arguments(objs: frozenset[Obj]) -> bool:
+    """Whether values are attributes of the parsed command line (or of an unknown namespace), not of a tensor or model."""
+    return all(o.base is not None and o.base.kind in ("made", "param") and (o.base.kind == "param" or ".parse" in _callee(o.base)) for o in objs)
+
+
+def _callee(obj: Obj) -> str:
+    return f".{obj.base.name}" if obj.base is not None and obj.base.kind == "attr" else obj.path
+
+
+def names_device(facts: Facts, node: ast.expr) -> bool:
+    """Whether an expression given to `.to` or `device=` names a device."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (str, int)) and not isinstance(node.value, bool) and (isinstance(node.value, int) or DEVICE_TEXT.match(node.value) is not None)
+    value = facts.machine.at.get(node, NOTHING)
+    if facts.roles.of_value(value) == "device":
+        return True
+    if chooses_device(facts, node, True):
+        return True
+    consts = [o.name for o in value.objs if o.kind == "const" and o.name is not None]
+    if consts and all(isinstance(c, str) and DEVICE_TEXT.match(c) for c in consts):
+        return True
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        word = node.id if isinstance(node, ast.Name) else node.attr
+        kinds = {o.kind for o in value.objs}
+        return word in ("device", "dev", "gpu", "gpu_id", "local_rank", "rank", "cuda_id", "torch_device", "accelerator_device") and kinds <= {"param", "attr", "made", "const", "expr"}
+    return False
+
+
+def fixed_device(facts: Facts, node: ast.expr) -> bool:
+    """Whether a device is written here, rather than read from a variable that the conversion redefines."""
+    if isinstance(node, ast.Name):
+        defined = {ast.unparse(t) for d in definitions_cached(facts) for t in _targets(d)}
+        value = facts.machine.at.get(node, NOTHING)
+        if node.id in defined or any(o.kind in ("param",) for o in value.objs):
+            return False
+        return not any(o.kind == "made" or facts.roles.of(o) == "device" for o in value.objs) or any(o.kind == "const" for o in value.objs)
+    if isinstance(node, ast.Attribute):
+        text = ast.unparse(node)
+        defined = {ast.unparse(t) for d in definitions_cached(facts) for t in _targets(d)}
+        if text in defined or text.endswith(f".{'accelerator'}.device"):
+            return False
+        objs = facts.machine.at.get(node, NOTHING).objs
+        if any(o.kind == "attr" and o.base is not None and not _from_arguments(frozenset((o,))) for o in objs):
+            return False
+        return bool(objs) and all(o.kind in ("attr", "const") for o in objs)
+    return True
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def definitions_cached(facts: Facts) -> list[ast.Assign | ast.AnnAssign]:
+    """`definitions`, computed once per facts."""
+    if "device_definitions" not in facts.__dict__:
+        facts.__dict__["device_definitions"] = definitions(facts)
+    return facts.__dict__["device_definitions"]  # type: ignore[no-any-return]
+
+
+def moves(facts: Facts) -> list[Move]:
+    """Every `.to(device)` and `.cuda()`."""
+    found = []
+    for call in facts.calls:
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in names.MOVES:
+            continue
+        if any(o.kind == "external" for o in facts.machine.at.get(call.func.value, NOTHING).objs):
+            continue
+        move = _move(facts, call, call.func)
+        if move is not None:
+            found.append(move)
+    return found
+
+
+def _move(facts: Facts, call: ast.Call, func: ast.Attribute) -> Move | None:
+    segment = facts.source.segment
+    non_blocking = any(k.arg in ("non_blocking", "async") and not (isinstance(k.value, ast.Constant) and k.value.value is False) for k in call.keywords)
+    if func.attr == "cuda":
+        if len(call.args) > 1:
+            non_blocking = True
+        return Move(call, func.value, call.args[0] if call.args else None, (), non_blocking)
+    device = next((k.value for k in call.keywords if k.arg == "device"), None)
+    rest = []
+    for index, arg in enumerate(call.args):
+        if device is None and index == 0 and names_device(facts, arg):
+            device = arg
+        elif isinstance(arg, ast.Starred):
+            return None
+        elif index == 2 or (isinstance(arg, ast.Constant) and isinstance(arg.value, bool)):
+            non_blocking = True
+        else:
+            rest.append(segment(arg))
+    rest += [segment(k) for k in call.keywords if k.arg not in ("device", "non_blocking", "async")]
+    return Move(call, func.value, device, tuple(rest), non_blocking) if device is not None else None
+
+
+def from_prepared_loader(facts: Facts, node: ast.expr) -> bool:
+    """Whether everything an expression can hold is a tensor (or container) of batches that a prepared loader placed."""
+    objs = [o for o in facts.machine.at.get(node, NOTHING).objs if o.kind != "const"]
+    return bool(objs) and all(_placed(facts, o) for o in objs)
+
+
+def _placed(facts: Facts, obj: Obj) -> bool:
+    while True:
+        if obj.kind == "prepared":
+            return facts.roles.of(obj) == "loader"
+        if obj.kind == "item" and obj.base is not None:
+            obj = obj.base
+        elif obj.kind == "made" and obj.base is not None and obj.base.kind == "attr" and obj.base.name in KEEPS_DEVICE and obj.base.base is not None:
+            obj = obj.base.base
+        elif obj.kind == "attr" and obj.name in ("data", "items", "T") and obj.base is not None:
+            obj = obj.base
+        elif obj.path == "torch.autograd.Variable" and obj.arguments:
+            inner = [o for o in obj.arguments[0].objs if o.kind != "const"]
+            if len(inner) != 1:
+                return bool(inner) and all(_placed(facts, o) for o in inner)
+            obj = inner[0]
+        elif obj.kind in ("list", "dict", "tuple"):
+            inner = [o for o in facts.machine.anything_in(obj).objs if o.kind != "const"]
+            if not inner or any(o is obj for o in inner):
+                return False
+            return all(_placed(facts, o) for o in inner)
+        else:
+            return False

@@ -1,0 +1,497 @@
+"""The store and the abstract value of every expression but calls."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from script2accel.analysis.values import NOTHING, Obj, Value, World, join_all
+from script2accel.source import Source
+
+Key = tuple[object, object]
+Journal = dict[Key, "Value | None"]
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Expressions:
+    """Evaluates expressions over the store; remembers what each node can hold (`at`) and what was done with each object (`uses`)."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.world = World()
+        self.store: dict[Key, Value] = {}
+        self.journals: list[Journal] = []
+        self.at: dict[ast.AST, Value] = {}
+        self.uses: dict[Obj, dict[tuple[str, ast.AST], None]] = {}
+        self.operands: dict[ast.AST, list[tuple[Value, ...]]] = {}
+        self.returns: dict[ast.AST, Value] = {}
+        self.yields: dict[ast.AST, Value] = {}
+        self.bases: dict[Obj, list[Obj]] = {}
+        self.instances: dict[Obj, list[Obj]] = {}
+        self.attribute_writes: dict[tuple[Obj, str], list[ast.Attribute]] = {}
+        self.stars: list[str] = []
+        self.keys: dict[object, dict[object, None]] = {}
+        self.runs: dict[ast.AST, int] = {}
+        self.uncalled: set[ast.AST] = set()
+        self.callers: dict[ast.AST, dict[ast.Call, None]] = {}
+        self.escapes: dict[ast.AST, list[ast.AST]] = {}
+        self.order: dict[ast.stmt, int] = {}
+        self.guard: frozenset[ast.AST] = frozenset()
+        self.steps = 0
+        self.definitions = [node for node in source.nodes if isinstance(node, FUNCTIONS)]
+        self.locals: list[dict[str, Value]] = []
+        self.bound: dict[ast.AST, set[str]] = {}
+        self.declared: dict[ast.AST, dict[str, str]] = {}
+        self._owners: dict[tuple[ast.AST, str], ast.AST] = {}
+        self._collect_names()
+
+    # scopes ----------------------------------------------------------------------------------------------
+
+    def _collect_names(self) -> None:
+        """Which names each scope binds, comprehension variables left out."""
+        waiting: list[tuple[ast.AST, ast.AST]] = [(self.source.tree, self.source.tree)]
+        while waiting:
+            node, scope = waiting.pop()
+            names = self.bound.setdefault(scope, set())
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()):
+                    names.add(name)
+                case ast.Import() | ast.ImportFrom():
+                    names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+                case ast.Global() | ast.Nonlocal():
+                    for name in node.names:
+                        self.declared.setdefault(scope, {})[name] = type(node).__name__
+                case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                    names.add(name)
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                    if not isinstance(node, ast.Lambda):
+                        names.add(node.name)
+                        waiting += [(part, scope) for part in (*node.decorator_list, *node.args.defaults, *node.args.kw_defaults) if part]
+                    arguments = node.args
+                    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+                    self.bound.setdefault(node, set()).update(arg.arg for arg in every if arg is not None)
+                    waiting += [(part, node) for part in (node.body if isinstance(node.body, list) else [node.body])]
+                    continue
+                case ast.ClassDef():
+                    names.add(node.name)
+                    waiting += [(part, scope) for part in (*node.bases, *node.decorator_list)]
+                    waiting += [(part, node) for part in node.body]
+                    continue
+                case ast.comprehension():
+                    waiting += [(node.iter, scope), *((test, scope) for test in node.ifs)]
+                    continue
+            waiting += [(child, scope) for child in ast.iter_child_nodes(node)]
+
+    def owner(self, scope: ast.AST, name: str, *, store: bool = False) -> object:
+        """The scope (or class object) whose variable a name is."""
+        if isinstance(scope, Obj):
+            if store or (scope, name) in self.store:
+                return scope
+            scope = self.source.scope(scope.site)  # type: ignore[arg-type]
+        found = self._owners.get((scope, name))
+        if found is None:
+            found = self._owners[scope, name] = self._find_owner(scope, name)
+        return found
+
+    def _find_owner(self, scope: ast.AST, name: str) -> ast.AST:
+        while not isinstance(scope, ast.Module):
+            said = self.declared.get(scope, {}).get(name)
+            if said == "Global":
+                return self.source.tree
+            if said is None and not isinstance(scope, ast.ClassDef) and name in self.bound.get(scope, ()):
+                return scope
+            scope = self.source.scope(scope)
+        return scope
+
+    # store -----------------------------------------------------------------------------------------------
+
+    def put(self, key: Key, value: Value) -> None:
+        """Set a key; the innermost open journal remembers what stood there."""
+        if self.journals and key not in self.journals[-1]:
+            self.journals[-1][key] = self.store.get(key)
+        if isinstance(key[1], tuple):
+            self.keys.setdefault(key[0], {})[key[1][1]] = None
+        self.store[key] = value
+
+    def add(self, key: Key, value: Value) -> None:
+        """Join into a key."""
+        old = self.store.get(key)
+        self.put(key, value if old is None else old.join(value))
+
+    def open(self) -> Journal:
+        """Start to remember what assignments replace."""
+        journal: Journal = {}
+        self.journals.append(journal)
+        return journal
+
+    def undo(self, journal: Journal) -> Journal:
+        """Close a journal: put back what stood there, and return what had come."""
+        self.journals.pop()
+        changed: Journal = {key: self.store[key] for key in journal}
+        for key, old in journal.items():
+            if old is None:
+                del self.store[key]
+            else:
+                self.store[key] = old
+        return changed
+
+    def meet(self, journal: Journal) -> None:
+        """Close a journal: each key holds either what stood there or what came."""
+        self.journals.pop()
+        for key, old in journal.items():
+            new = self.store[key]
+            if self.journals and key not in self.journals[-1]:
+                self.journals[-1][key] = old
+            if old is not None:
+                self.store[key] = old.join(new)
+
+    # uses ------------------------------------------------------------------------------------------------
+
+    def use(self, obj: Obj, what: str, node: ast.AST) -> None:
+        """Remember what was done with an object."""
+        self.uses.setdefault(obj, {})[what, node] = None
+
+    def used(self, obj: Obj, what: str) -> list[ast.AST]:
+        """The nodes where something was done with an object."""
+        return [node for said, node in self.uses.get(obj, ()) if said == what]
+
+    # expressions -----------------------------------------------------------------------------------------
+
+    def eval(self, node: ast.expr, scope: ast.AST) -> Value:
+        """What an expression can hold here; remembered."""
+        value = getattr(self, f"ev_{type(node).__name__}", self._parts)(node, scope)
+        old = self.at.get(node)
+        self.at[node] = value if old is None else old.join(value)
+        return value
+
+    def _parts(self, node: ast.expr, scope: ast.AST) -> Value:
+        """An operation of parts: a new object that is marked by all of them."""
+        values = tuple(self.eval(child, scope) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+        self.operands.setdefault(node, []).append(values)
+        marks: frozenset[ast.AST] = frozenset().union(*(value.marks for value in values))
+        return self.world.value("expr", "", None, node, marks)
+
+    def ev_Constant(self, node: ast.Constant, scope: ast.AST) -> Value:
+        value = node.value if isinstance(node.value, (str, int, float, bool, type(None))) else repr(node.value)
+        return self.world.value("const", value)
+
+    def ev_Name(self, node: ast.Name, scope: ast.AST) -> Value:
+        name = node.id
+        for table in reversed(self.locals):
+            if name in table:
+                return table[name]
+        owner = self.owner(scope, name)
+        value = self.store.get((owner, name))
+        if value is not None:
+            return value
+        if owner is not self.source.tree:
+            return NOTHING
+        if self.stars and name not in self.bound[self.source.tree]:
+            return self.world.value("external", f"{self.stars[0] if len(self.stars) == 1 else '*'}.{name}")
+        return self.world.value("external", name)
+
+    def ev_Attribute(self, node: ast.Attribute, scope: ast.AST) -> Value:
+        base = self.eval(node.value, scope)
+        return join_all([self.member(obj, node.attr, node) for obj in base.objs]).marked(base.marks)
+
+    def member(self, obj: Obj, name: str, node: ast.AST) -> Value:
+        """An attribute of one object."""
+        if obj.kind == "external":
+            return self.world.value("external", f"{obj.name}.{name}")
+        if (obj, name) in self.store:
+            return self.store[obj, name]
+        if obj.kind == "instance":
+            found = self.class_member(obj, name)
+            if found is not None:
+                return found
+        if obj.kind == "class":
+            found = self.lookup(obj, name)
+            if found is not None:
+                return found
+        if obj.kind == "prepared" and obj.base is not None:
+            if name == "module":
+                return Value(frozenset((obj.base,)), frozenset())
+            self.use(obj, "attr:" + name, node)
+            below = self.member(obj.base, name, node)
+            if any(o.kind != "attr" for o in below.objs):
+                return below
+            return self.world.value("attr", name, obj)
+        self.use(obj, "attr:" + name, node)
+        if name == "module" and obj.kind in ("made", "param", "instance"):
+            return Value(frozenset((obj,)), frozenset())
+        if name == "device":
+            return self.world.value("attr", "device", obj)
+        return self.world.value("attr", name, obj)
+
+    def lookup(self, cls: Obj, name: str, seen: tuple[Obj, ...] = ()) -> Value | None:
+        """A name in a class or the project's classes below it."""
+        if (cls, name) in self.store:
+            return self.store[cls, name]
+        for base in self.bases.get(cls, ()):
+            if base.kind == "class" and base not in seen:
+                found = self.lookup(base, name, (*seen, cls))
+                if found is not None:
+                    return found
+        return None
+
+    def class_member(self, instance: Obj, name: str) -> Value | None:
+        """A method (bound) or class variable of an instance."""
+        found = self.lookup(instance.base, name) if instance.base is not None else None
+        if found is None:
+            return None
+        bound = []
+        for obj in found.objs:
+            if obj.kind == "function" and isinstance(obj.site, FUNCTIONS):
+                decorators = {ast.unparse(d).split(".")[-1] for d in obj.site.decorator_list}
+                if "staticmethod" in decorators:
+                    bound.append(Value(frozenset((obj,)), found.marks))
+                elif decorators & {"property", "cached_property"}:
+                    bound.append(self.invoke(obj, obj.site, [Value(frozenset((instance,)), frozenset())], {}))
+                else:
+                    bound.append(self.world.value("method", obj.name, instance, obj.site))
+            else:
+                bound.append(Value(frozenset((obj,)), found.marks))
+        return join_all(bound)
+
+    def invoke(self, function: Obj, call: ast.AST, args: list[Value], keywords: dict[str | None, Value], *, known: bool = True) -> Value:
+        """Follow a call of a function of the script."""
+        raise NotImplementedError  # in Calls
+
+    def ev_Subscript(self, node: ast.Subscript, scope: ast.AST) -> Value:
+        base, index = self.eval(node.value, scope), self.eval(node.slice, scope)
+        key = self.constant(node.slice)
+        parts = []
+        for obj in base.objs:
+            if obj.kind == "dict" and key is not None and (obj, ("key", key)) in self.store:
+                parts.append(self.store[obj, ("key", key)])
+            elif obj.kind == "dict":
+                parts.append(self.anything_in(obj))
+            elif obj.kind in ("tuple", "list") and isinstance(key, int) and (obj, key) in self.store:
+                parts.append(self.store[obj, key])
+            elif obj.kind in ("tuple", "list"):
+                same = isinstance(node.slice, ast.Slice)
+                parts.append(Value(frozenset((obj,)), frozenset()) if same else self.anything_in(obj))
+            elif obj.kind == "external":
+                parts.append(self.world.value("external", f"{obj.name}[]"))
+            else:
+                self.use(obj, "subscript", node)
+                parts.append(self.world.value("item", key if key is not None else "*", obj))
+        return join_all(parts).marked(base.marks | index.marks)
+
+    def anything_in(self, obj: Obj) -> Value:
+        """Any element of a container."""
+        return join_all([value for (owner, key), value in self._elements(obj)])
+
+    def _elements(self, obj: Obj) -> list[tuple[Key, Value]]:
+        keys = [(obj, "*"), *((obj, ("key", key)) for key in self.keys.get(obj, ())), *((obj, i) for i in range(len(getattr(obj.site, "elts", ()))))]
+        return [(key, self.store[key]) for key in keys if key in self.store]
+
+    def constant(self, node: ast.expr) -> object:
+        """The constant that an index is, or None."""
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            return -node.operand.value if isinstance(node.operand.value, int) else None
+        values = [o.name for o in self.at[node].objs] if node in self.at and all(o.kind == "const" for o in self.at[node].objs) else []
+        return values[0] if len(values) == 1 else None
+
+    def _sequence(self, node: ast.Tuple | ast.List | ast.Set, scope: ast.AST) -> Value:
+        obj = self.world.obj("tuple" if isinstance(node, ast.Tuple) else "list", "", None, node)
+        marks: frozenset[ast.AST] = frozenset()
+        starred = False
+        for index, part in enumerate(node.elts):
+            value = self.eval(part.value if isinstance(part, ast.Starred) else part, scope)
+            starred = starred or isinstance(part, ast.Starred)
+            if isinstance(part, ast.Starred):
+                value = self.element(value, node)
+            self.put((obj, "*" if starred else index), value)
+            marks |= value.marks
+        return Value(frozenset((obj,)), marks)
+
+    ev_Tuple = ev_List = ev_Set = _sequence
+
+    def ev_Dict(self, node: ast.Dict, scope: ast.AST) -> Value:
+        obj = self.world.obj("dict", "", None, node)
+        marks: frozenset[ast.AST] = frozenset()
+        for key, part in zip(node.keys, node.values, strict=True):
+            value = self.eval(part, scope)
+            marks |= value.marks
+            if key is None:
+                for other in value.objs:
+                    self.add((obj, "*"), self.anything_in(other) if other.kind == "dict" else NOTHING)
+                continue
+            self.eval(key, scope)
+            name = self.constant(key)
+            if name is None:
+                self.add((obj, "*"), value)
+            else:
+                self.put((obj, ("key", name)), value)
+        return Value(frozenset((obj,)), marks)
+
+    def ev_IfExp(self, node: ast.IfExp, scope: ast.AST) -> Value:
+        test = self.eval(node.test, scope)
+        return self.eval(node.body, scope).join(self.eval(node.orelse, scope)).marked(test.marks)
+
+    def ev_BoolOp(self, node: ast.BoolOp, scope: ast.AST) -> Value:
+        return join_all([self.eval(part, scope) for part in node.values])
+
+    def ev_NamedExpr(self, node: ast.NamedExpr, scope: ast.AST) -> Value:
+        value = self.eval(node.value, scope)
+        self.assign(node.target, value, scope)
+        return value
+
+    def assign(self, target: ast.expr, value: Value, scope: ast.AST) -> None:
+        """Bind a target."""
+        raise NotImplementedError  # in Machine
+
+    def ev_Starred(self, node: ast.Starred, scope: ast.AST) -> Value:
+        return self.eval(node.value, scope)
+
+    def ev_Await(self, node: ast.Await, scope: ast.AST) -> Value:
+        return self.eval(node.value, scope)
+
+    def ev_Yield(self, node: ast.Yield, scope: ast.AST) -> Value:
+        value = self.eval(node.value, scope) if node.value is not None else NOTHING
+        function = self.source.scope(node)
+        self.yields[function] = self.yields.get(function, NOTHING).join(value)
+        return NOTHING
+
+    def ev_YieldFrom(self, node: ast.YieldFrom, scope: ast.AST) -> Value:
+        source = self.eval(node.value, scope)
+        self.iterated(source, node)
+        function = self.source.scope(node)
+        self.yields[function] = self.yields.get(function, NOTHING).join(self.element(source, node))
+        return NOTHING
+
+    def ev_Lambda(self, node: ast.Lambda, scope: ast.AST) -> Value:
+        return self.world.value("function", "<lambda>", None, node)
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: ast.AST) -> Value:
+        table: dict[str, Value] = {}
+        marks: frozenset[ast.AST] = frozenset()
+        for generator in node.generators:
+            source = self.eval(generator.iter, scope)
+            self.iterated(source, generator)
+            marks |= source.marks
+            if generator is node.generators[0]:
+                self.locals.append(table)
+            self._bind_local(generator.target, self.element(source, generator), table, source.marks)
+            for test in generator.ifs:
+                marks |= self.eval(test, scope).marks
+        if isinstance(node, ast.DictComp):
+            obj = self.world.obj("dict", "", None, node)
+            self.eval(node.key, scope)
+            value = self.eval(node.value, scope)
+        else:
+            obj = self.world.obj("list", "", None, node)
+            value = self.eval(node.elt, scope)
+        self.locals.pop()
+        self.add((obj, "*"), value)
+        return Value(frozenset((obj,)), marks | value.marks)
+
+    ev_ListComp = ev_SetComp = ev_GeneratorExp = ev_DictComp = _comprehension
+
+    def _bind_local(self, target: ast.expr, value: Value, table: dict[str, Value], marks: frozenset[ast.AST]) -> None:
+        self.at[target] = self.at[target].join(value) if target in self.at else value
+        if isinstance(target, ast.Name):
+            table[target.id] = value
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for index, part in enumerate(target.elts):
+                self._bind_local(part, self.part(value, index, len(target.elts), target, marks), table, marks)
+
+    # iteration -------------------------------------------------------------------------------------------
+
+    def iterated(self, value: Value, node: ast.AST) -> None:
+        """Remember that objects were iterated over, through enumerate, zip and progress bars."""
+        for obj in value.objs:
+            if obj.kind == "iter":
+                for index in range(8):
+                    if (obj, index) in self.store:
+                        self.iterated(self.store[obj, index], node)
+            else:
+                self.use(obj, "iterated", node)
+
+    def element(self, value: Value, node: ast.AST) -> Value:
+        """What iterating over a value gives."""
+        return join_all([self._element(obj, node) for obj in value.objs]).marked(value.marks)
+
+    def _element(self, obj: Obj, node: ast.AST) -> Value:
+        if obj.kind == "iter":
+            if obj.name == "enumerate":
+                pair = self.world.obj("tuple", "enumerate", obj, node)
+                self.put((pair, 0), self.world.value("made", "index", None, obj.site))
+                self.put((pair, 1), self.element(self.store.get((obj, 0), NOTHING), node))
+                return Value(frozenset((pair,)), self.store[pair, 1].marks & frozenset())
+            if obj.name == "zip":
+                pair = self.world.obj("tuple", "zip", obj, node)
+                for index in range(8):
+                    if (obj, index) in self.store:
+                        self.put((pair, index), self.element(self.store[obj, index], node))
+                return Value(frozenset((pair,)), frozenset())
+            if obj.name == "items":
+                pair = self.world.obj("tuple", "items", obj, node)
+                self.put((pair, 0), self.world.value("made", "key", None, obj.site))
+                self.put((pair, 1), self.store.get((obj, 0), NOTHING))
+                return Value(frozenset((pair,)), frozenset())
+            return self.store.get((obj, 0), NOTHING)
+        if obj.kind in ("list", "tuple"):
+            return self.anything_in(obj)
+        if obj.kind == "dict":
+            return self.world.value("made", "key", None, obj.site)
+        if obj.kind == "external":
+            return self.world.value("item", "*", obj)
+        if obj.kind == "made" and isinstance(obj.name, str) and obj.name == "generator":
+            return self.yields.get(obj.site, NOTHING)  # type: ignore[arg-type]
+        if obj.kind == "instance":
+            for name in ("__next__", "__getitem__", "__iter__"):
+                method = self.class_member(obj, name)
+                if method is not None and name == "__iter__":
+                    made = self.call_objects(method, node, [], {})
+                    return self.element(made, node) if made.objs != frozenset((obj,)) else self.world.value("item", "*", obj)
+            return self.world.value("item", "*", obj)
+        if obj.kind == "made" and obj.path in ("range", "tqdm.trange"):
+            return self.world.value("made", "index", None, obj.site)
+        if obj.kind in ("const", "expr"):
+            return self.world.value("item", "*", obj)
+        marks = frozenset((node,)) if self.sharded(obj) else frozenset()
+        return self.world.value("item", "*", obj, None, marks)
+
+    def sharded(self, obj: Obj) -> bool:
+        """Whether an object gives each rank data of its own."""
+        return obj.kind == "prepared"
+
+    def part(self, value: Value, index: int, count: int, node: ast.AST, marks: frozenset[ast.AST]) -> Value:
+        """Element `index` of a value that is unpacked into `count` targets."""
+        parts = []
+        for obj in value.objs:
+            if obj.kind in ("tuple", "list") and (obj, index) in self.store:
+                own = self.store[obj, index]
+                parts.append(own)
+            elif obj.kind in ("tuple", "list"):
+                parts.append(self.anything_in(obj))
+            elif obj.kind == "iter":
+                parts.append(self._element(obj, node))
+            elif obj.kind not in ("const", "external"):
+                parts.append(self.world.value("item", index, obj, None, marks))
+        clean = all(obj.kind in ("tuple", "list") for obj in value.objs)
+        return join_all(parts) if clean else join_all(parts).marked(marks)
+
+    def call_objects(self, callee: Value, node: ast.AST, args: list[Value], keywords: dict[str | None, Value]) -> Value:
+        """Call whatever a value holds."""
+        raise NotImplementedError  # in Calls
+
+    def truth(self, test: ast.expr) -> bool | None:
+        """What a test is known to be: `__name__ == "__main__"` is true; all else unknown."""
+        match test:
+            case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]):
+                return True
+            case ast.Compare(left=ast.Constant(value="__main__"), ops=[ast.Eq()], comparators=[ast.Name(id="__name__")]):
+                return True
+        return None
+
+    def marks_of(self, node: ast.AST) -> frozenset[ast.AST]:
+        """What makes an expression differ between ranks."""
+        return self.at[node].marks if node in self.at else frozenset()
+
+
+Follow = Callable[[Obj, ast.AST, list[Value], dict[str | None, Value]], Value]

@@ -1,0 +1,308 @@
+"""What the script does, each thing in one form, whatever its spelling. Built once from a finished abstract run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from script2accel.analysis.machine import Machine
+from script2accel.analysis.roles import Roles
+from script2accel.analysis.values import NOTHING, Obj
+from script2accel.knowledge import torch as names
+from script2accel.source import Source
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+Loop = ast.For | ast.AsyncFor | ast.While
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """A backward pass: `loss` is the expression that it starts from; `done` when it goes through the accelerator."""
+
+    call: ast.Call
+    loss: ast.expr
+    done: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A call of a model outside of any nn.Module's own methods."""
+
+    call: ast.Call
+    models: tuple[Obj, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """`step()` of optimizers or schedulers."""
+
+    call: ast.Call
+    objs: tuple[Obj, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class EvalLoop:
+    """A loop over loaders that calls a model and trains nothing."""
+
+    loop: ast.For | ast.AsyncFor
+    loaders: tuple[Obj, ...]
+    forwards: tuple[Forward, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainLoop:
+    """The innermost loop around a backward pass that brings data; `loaders` is empty for hand-made batches."""
+
+    loop: Loop
+    loaders: tuple[Obj, ...]
+    backwards: tuple[Backward, ...]
+
+
+class Facts:
+    """Everything that decisions and rules ask for."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.source: Source = machine.source
+        self.roles = Roles(machine)
+
+    # calls -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """Every call that can be reached, in the order of the text."""
+        found = [n for n in self.source.nodes if isinstance(n, ast.Call) and n.func in self.machine.at]
+        return sorted(found, key=lambda n: (n.lineno, n.col_offset))
+
+    def path(self, call: ast.Call) -> str:
+        """The dotted path of what is called, if it is one name of a library; else ''."""
+        paths = {str(o.name) if o.kind == "external" else "" for o in self.machine.at.get(call.func, NOTHING).objs}
+        return paths.pop() if len(paths) == 1 else ""
+
+    def any_path(self, call: ast.Call) -> list[str]:
+        """Every dotted path that may be called."""
+        return [str(o.name) for o in self.machine.at.get(call.func, NOTHING).objs if o.kind == "external"]
+
+    def objects(self, node: ast.AST, role: str) -> tuple[Obj, ...]:
+        """The objects of a role that an expression can hold, without what prepare put around them."""
+        return tuple(dict.fromkeys(o.inner for o in self.roles.objects(node, role)))
+
+    def receiver(self, call: ast.Call, role: str) -> tuple[Obj, ...]:
+        """The objects of a role whose method is called."""
+        return self.objects(call.func.value, role) if isinstance(call.func, ast.Attribute) else ()
+
+    # structure -------------------------------------------------------------------------------------------
+
+    def function(self, node: ast.AST) -> Function:
+        """The function (or module) that a node runs in."""
+        return self.source.function(node)
+
+    @cached_property
+    def module_classes(self) -> frozenset[ast.ClassDef]:
+        """Classes of the script that reach nn.Module (and autograd functions)."""
+        found = set()
+        for cls in self.machine.bases:
+            if self.machine.reaches(cls, names.MODULE_BASE) or self.machine.reaches(cls, names.FUNCTION_BASE):
+                found.add(cls.site)
+        return frozenset(found)  # type: ignore[arg-type]
+
+    @cached_property
+    def dataset_classes(self) -> frozenset[ast.ClassDef]:
+        """Classes of the script that reach Dataset, Sampler or DataLoader."""
+        patterns = (names.DATASET_BASE, names.SAMPLER_BASE, names.LOADER_BASE)
+        return frozenset(cls.site for cls in self.machine.bases if any(self.machine.reaches(cls, p) for p in patterns))  # type: ignore[misc]
+
+    def inside_class(self, node: ast.AST, classes: Iterable[ast.AST]) -> ast.ClassDef | None:
+        """The class among some, whose body a node stands in."""
+        wanted = set(classes)
+        return next((p for p in self.source.ancestors(node) if isinstance(p, ast.ClassDef) and p in wanted), None)
+
+    def in_module(self, node: ast.AST) -> bool:
+        """Whether a node stands in the class of an nn.Module."""
+        return self.inside_class(node, self.module_classes) is not None
+
+    def loops(self, node: ast.AST) -> list[Loop]:
+        """The loops around a node in its own function, innermost first."""
+        found: list[Loop] = []
+        child = node
+        for parent in self.source.ancestors(node):
+            if isinstance(parent, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
+                break
+            if isinstance(parent, LOOPS) and child in (*parent.body,):
+                found.append(parent)
+            elif isinstance(parent, LOOPS) and isinstance(parent, ast.While) and child is parent.test:
+                found.append(parent)
+            child = parent
+        return found
+
+    def callers(self, function: ast.AST) -> list[ast.Call]:
+        """Where a function of the script is called."""
+        return list(self.machine.callers.get(function, ()))
+
+    def inside(self, outer: ast.AST, node: ast.AST, _seen: frozenset[ast.AST] = frozenset()) -> bool:
+        """Whether a node runs within another: in its text, or in a function that is called there."""
+        if node is outer or any(parent is outer for parent in self.source.ancestors(node)):
+            return True
+        function = self.function(node)
+        if function in _seen or isinstance(function, ast.Module):
+            return False
+        return any(self.inside(outer, call, _seen | {function}) for call in self.callers(function))
+
+    def all_loops(self, node: ast.AST, _seen: frozenset[ast.AST] = frozenset()) -> list[Loop]:
+        """The loops around a node, innermost first, through the callers of its function."""
+        found = self.loops(node)
+        function = self.function(node)
+        if not isinstance(function, ast.Module) and function not in _seen:
+            for call in self.callers(function):
+                found += [loop for loop in self.all_loops(call, _seen | {function}) if loop not in found]
+        return found
+
+    # training --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def backwards(self) -> list[Backward]:
+        """Every backward pass of the script, outside of autograd functions and of classes that aren't tensors."""
+        found = []
+        for call in self.calls:
+            if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+                continue
+            owner = call.func.value
+            value = self.machine.at.get(owner, NOTHING)
+            if self.path(call).startswith("torch.autograd") and call.args:
+                found.append(Backward(call, call.args[0], False))
+            elif self.roles.of_value(value) == "accelerator" and call.args:
+                found.append(Backward(call, call.args[0], True))
+            elif self.roles.of_value(value) == "loss" or (value.objs and all(o.kind in ("expr", "made", "item", "param", "attr") for o in value.objs)):
+                if any(o.kind in ("instance", "class", "function") for o in value.objs):
+                    continue
+                found.append(Backward(call, owner, False))
+        return found
+
+    @cached_property
+    def forwards(self) -> list[Forward]:
+        """Every call of a model, outside of the models' own methods."""
+        found = []
+        for call in self.calls:
+            if self.in_module(call):
+                continue
+            models = self.objects(call.func, "model")
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "forward" and not models:
+                models = self.receiver(call, "model")
+            if models:
+                found.append(Forward(call, models))
+        return found
+
+    def _steps(self, role: str) -> list[Step]:
+        return [
+            Step(call, objs)
+            for call in self.calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr in ("step", "step_update") and (objs := self.receiver(call, role)) and not self.in_module(call)
+        ]
+
+    @cached_property
+    def optimizer_steps(self) -> list[Step]:
+        """Every `optimizer.step()`."""
+        return self._steps("optimizer")
+
+    @cached_property
+    def scheduler_steps(self) -> list[Step]:
+        """Every `scheduler.step()`."""
+        return self._steps("scheduler")
+
+    @cached_property
+    def optimizers(self) -> list[Obj]:
+        """The optimizers that step, in the order of their making."""
+        return list(dict.fromkeys(obj for step in self.optimizer_steps for obj in step.objs))
+
+    @cached_property
+    def models(self) -> list[Obj]:
+        """The models that these optimizers train, and that are called, in the order of their optimizers."""
+        trained = [m for o in self.optimizers for m, by in self.roles.training.items() if o in by]
+        called = {m for f in self.forwards for m in f.models}
+        found = list(dict.fromkeys(m for m in trained if m in called or self.roles.of(m) in ("model", "criterion")))
+        return [m for m in found if m in called or any(what == "call" for what, _ in self.machine.uses.get(m, ()))]
+
+    @cached_property
+    def parameters_uncalled(self) -> list[Obj]:
+        """What optimizers train and nothing calls."""
+        return [m for m in self.roles.training if m not in self.models]
+
+    @cached_property
+    def _iterated(self) -> dict[ast.AST, dict[Obj, None]]:
+        """Node -> the loaders that it iterates over."""
+        table: dict[ast.AST, dict[Obj, None]] = {}
+        for obj, uses in self.machine.uses.items():
+            nodes = [node for what, node in uses if what == "iterated"]
+            if nodes and self.roles.of(obj) == "loader":
+                for node in nodes:
+                    table.setdefault(node, {})[obj.inner] = None
+        return table
+
+    def loaders_of(self, loop: ast.AST) -> tuple[Obj, ...]:
+        """The loaders that a `for` runs over, through enumerate, zip and progress bars."""
+        return tuple(self._iterated.get(loop, ())) if isinstance(loop, (ast.For, ast.AsyncFor)) else ()
+
+    @cached_property
+    def training_loops(self) -> frozenset[Loop]:
+        """Every loop, at any distance, around a backward pass."""
+        return frozenset(loop for backward in self.backwards for loop in self.all_loops(backward.call))
+
+    @cached_property
+    def train_loops(self) -> list[TrainLoop]:
+        """The loops that train."""
+        table: dict[Loop, list[Backward]] = {}
+        for backward in self.backwards:
+            loops = self.all_loops(backward.call)
+            with_data = [loop for loop in loops if self.loaders_of(loop)]
+            chosen = (with_data or loops)[:1]
+            for loop in chosen:
+                table.setdefault(loop, []).append(backward)
+        return [TrainLoop(loop, self.loaders_of(loop), tuple(found)) for loop, found in table.items()]
+
+    def in_train_loop(self, node: ast.AST) -> bool:
+        """Whether a node runs in a loop that trains itself (not only in one around it, as an evaluation between epochs does)."""
+        wanted = {loop.loop for loop in self.train_loops}
+        return any(loop in wanted for loop in self.all_loops(node))
+
+    @cached_property
+    def eval_loops(self) -> list[EvalLoop]:
+        """The loops that evaluate."""
+        table: dict[Loop, list[Forward]] = {}
+        for forward in self.forwards:
+            for loop in self.all_loops(forward.call):
+                table.setdefault(loop, []).append(forward)
+        candidates = {loop for loop in table if self.loaders_of(loop) and loop not in self.training_loops and not self.in_module(loop)}
+        outer = {loop for inner in candidates for loop in self.all_loops(inner)[1:]}
+        return [
+            EvalLoop(loop, self.loaders_of(loop), tuple(table[loop]))
+            for loop in table
+            if loop in candidates - outer and isinstance(loop, (ast.For, ast.AsyncFor))
+        ]
+
+    @cached_property
+    def loaders(self) -> list[Obj]:
+        """Every loader that a loop or `next` reads, in the order of their making."""
+        found = []
+        for obj, uses in self.machine.uses.items():
+            if any(what in ("iterated", "iter", "next") for what, _ in uses) and self.roles.of(obj) == "loader":
+                found.append(obj.inner)
+        return sorted(dict.fromkeys(found), key=lambda o: getattr(o.site, "lineno", 0))
+
+    # classes of values -----------------------------------------------------------------------------------
+
+    def base_paths(self, obj: Obj) -> list[str]:
+        """The dotted paths of an instance's base classes."""
+        return [str(base.name) for base in self.machine.bases.get(obj.base, ()) if base.kind == "external"] if obj.base is not None else []
+
+    def sources_of(self, node: ast.AST) -> frozenset[str]:
+        """The names that an expression reads."""
+        return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+
+    def statements(self, block: list[ast.stmt]) -> Iterator[ast.AST]:
+        """Every node below some statements."""
+        for statement in block:
+            yield from ast.walk(statement)

@@ -1,0 +1,292 @@
+"""Runs a script in the abstract, in program order: what each expression can hold at its place. Nothing is imported or evaluated.
+
+One store maps (scope or object, name) to values. Assignments replace; branches are run apart and joined; loop bodies are
+run twice; calls of the script's own functions are followed, a bounded number of times each.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+
+from script2accel.analysis.calls import Calls
+from script2accel.analysis.values import NOTHING, Obj, Value, join_all
+from script2accel.source import Source
+
+Key = tuple[object, object]
+Binding = Callable[["Machine"], None]
+RUNS = 10  # how often one function's body is followed
+
+
+class Machine(Calls):
+    """The abstract run of one source. `before` and `behind` hold bindings to make before or behind a statement (what a planned edit will do)."""
+
+    def __init__(self, source: Source, before: dict[ast.AST, list[Binding]] | None = None, behind: dict[ast.AST, list[Binding]] | None = None) -> None:
+        super().__init__(source)
+        self.before, self.behind = before or {}, behind or {}
+        self.rerun = 0
+
+    # the whole -------------------------------------------------------------------------------------------
+
+    def run(self) -> Machine:
+        """Run the module, then what nothing in it calls."""
+        self.execute(self.source.tree.body, self.source.tree)
+        for _ in range(3):
+            waiting = [node for node in self.definitions if node not in self.runs]
+            if not waiting:
+                break
+            for node in waiting:
+                if node not in self.runs:
+                    self._run_uncalled(node)
+        return self
+
+    def _run_uncalled(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        owner = self.source.scope(node)
+        function = self.world.obj("function", node.name, None, node)
+        self.uncalled.add(node)
+        if isinstance(owner, ast.ClassDef):
+            cls = self.world.obj("class", owner.name, None, owner)
+            instances = self.instances.get(cls) or [self.instance(cls, owner, construct=True)]
+            if node in self.runs:
+                return
+            self.invoke(function, node, [Value(frozenset(instances), frozenset())], {}, known=False)
+        else:
+            self.invoke(function, node, [], {}, known=False)
+
+    # statements ------------------------------------------------------------------------------------------
+
+    def execute(self, body: list[ast.stmt], scope: ast.AST) -> bool:
+        """Run statements in order; True when the end isn't reached."""
+        for statement in body:
+            self.steps += 1
+            self.order.setdefault(statement, len(self.order))
+            for binding in self.before.get(statement, ()):
+                binding(self)
+            ended = getattr(self, f"do_{type(statement).__name__}", self._do_nothing)(statement, scope)
+            for binding in self.behind.get(statement, ()):
+                binding(self)
+            if ended:
+                return True
+        return False
+
+    def _do_nothing(self, statement: ast.stmt, scope: ast.AST) -> bool:
+        return False
+
+    def do_Expr(self, node: ast.Expr, scope: ast.AST) -> bool:
+        self.eval(node.value, scope)
+        return isinstance(node.value, ast.Call) and self.ends(node.value)
+
+    def do_Assign(self, node: ast.Assign, scope: ast.AST) -> bool:
+        value = self.eval(node.value, scope)
+        for target in node.targets:
+            self.assign(target, value, scope)
+        return False
+
+    def do_AnnAssign(self, node: ast.AnnAssign, scope: ast.AST) -> bool:
+        if node.value is not None:
+            self.assign(node.target, self.eval(node.value, scope), scope)
+        return False
+
+    def do_AugAssign(self, node: ast.AugAssign, scope: ast.AST) -> bool:
+        old, new = self.eval(node.target, scope), self.eval(node.value, scope)
+        kept = [o for o in old.objs if o.kind in ("list", "dict", "instance", "made", "param", "attr")] if isinstance(node.op, ast.Add) else []
+        for obj in old.objs:
+            if obj.kind == "list":
+                self.add((obj, "*"), self.element(new, node))
+        result = self.world.value("expr", "", None, node, old.marks | new.marks)
+        self.operands.setdefault(node, []).append((old, new))
+        lists = frozenset(o for o in kept if o.kind == "list")
+        self.assign(node.target, Value(result.objs | lists, result.marks) if lists else result, scope)
+        return False
+
+    def do_Return(self, node: ast.Return, scope: ast.AST) -> bool:
+        function = self.source.scope(node)
+        value = self.eval(node.value, scope) if node.value is not None else NOTHING
+        self.returns[function] = self.returns.get(function, NOTHING).join(value.marked(self.guard))
+        return True
+
+    def do_Raise(self, node: ast.Raise, scope: ast.AST) -> bool:
+        for part in (node.exc, node.cause):
+            if part is not None:
+                self.eval(part, scope)
+        return True
+
+    def do_Delete(self, node: ast.Delete, scope: ast.AST) -> bool:
+        return False
+
+    def do_Assert(self, node: ast.Assert, scope: ast.AST) -> bool:
+        self.eval(node.test, scope)
+        return False
+
+    def do_Import(self, node: ast.Import, scope: ast.AST) -> bool:
+        for alias in node.names:
+            name = alias.name if alias.asname else alias.name.split(".")[0]
+            self.bind(scope, alias.asname or name, self.world.value("external", name))
+        return False
+
+    def do_ImportFrom(self, node: ast.ImportFrom, scope: ast.AST) -> bool:
+        module = "." * node.level + (node.module or "")
+        for alias in node.names:
+            if alias.name == "*":
+                self.stars.append(module)
+            else:
+                self.bind(scope, alias.asname or alias.name, self.world.value("external", f"{module}.{alias.name}"))
+        return False
+
+    def do_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: ast.AST) -> bool:
+        for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None), *node.decorator_list):
+            self.eval(default, scope)
+        self.bind(scope, node.name, self.world.value("function", node.name, None, node))
+        return False
+
+    do_AsyncFunctionDef = do_FunctionDef
+
+    def do_ClassDef(self, node: ast.ClassDef, scope: ast.AST) -> bool:
+        cls = self.world.obj("class", node.name, None, node)
+        self.bases[cls] = [base for expr in node.bases for base in self.eval(expr, scope).objs]
+        for keyword in node.keywords:
+            self.eval(keyword.value, scope)
+        self.bind(scope, node.name, Value(frozenset((cls,)), frozenset()))
+        self.execute(node.body, cls)  # type: ignore[arg-type]
+        return False
+
+    def do_If(self, node: ast.If, scope: ast.AST) -> bool:
+        test = self.eval(node.test, scope)
+        known = self.truth(node.test)
+        if known is not None:
+            return self.execute(node.body if known else node.orelse, scope)
+        return self._branches([node.body, node.orelse], scope, test.marks)
+
+    def _branches(self, blocks: list[list[ast.stmt]], scope: ast.AST, marks: frozenset[ast.AST]) -> bool:
+        """Run blocks from the same state and join what they leave."""
+        guard, self.guard = self.guard, self.guard | marks
+        outcomes: list[dict[Key, Value | None]] = []
+        ended = []
+        for block in blocks:
+            journal = self.open()
+            over = self.execute(block, scope)
+            ended.append(over)
+            changed = self.undo(journal)
+            if not over or self._leaves_by_jump(block):
+                outcomes.append(changed)
+        self.guard = guard
+        keys = {key for changed in outcomes for key in changed}
+        for key in keys:
+            old = self.store.get(key)
+            parts = [changed[key] if key in changed else old for changed in outcomes]
+            self.put(key, join_all([part for part in parts if part is not None]))
+        return all(ended)
+
+    def _leaves_by_jump(self, block: list[ast.stmt]) -> bool:
+        return any(isinstance(n, (ast.Break, ast.Continue)) for s in block for n in ast.walk(s))
+
+    def do_For(self, node: ast.For | ast.AsyncFor, scope: ast.AST) -> bool:
+        source = self.eval(node.iter, scope)
+        self.iterated(source, node)
+        self._loop(node, scope, lambda: self.assign(node.target, self.element(source, node), scope))
+        return False
+
+    do_AsyncFor = do_For
+
+    def do_While(self, node: ast.While, scope: ast.AST) -> bool:
+        test = self.eval(node.test, scope)
+        guard, self.guard = self.guard, self.guard | test.marks
+        self._loop(node, scope, lambda: None)
+        self.eval(node.test, scope)
+        self.guard = guard
+        forever = isinstance(node.test, ast.Constant) and node.test.value
+        return bool(forever) and not any(isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(node))
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, scope: ast.AST, bind: Callable[[], None]) -> None:
+        for turn in range(1 if self.rerun else 2):
+            self.rerun += turn
+            journal = self.open()
+            bind()
+            self.execute(node.body, scope)
+            self.meet(journal)
+            self.rerun -= turn
+        self.execute(node.orelse, scope)
+
+    def do_With(self, node: ast.With | ast.AsyncWith, scope: ast.AST) -> bool:
+        for item in node.items:
+            value = self.eval(item.context_expr, scope)
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, value, scope)
+        return self.execute(node.body, scope)
+
+    do_AsyncWith = do_With
+
+    def do_Try(self, node: ast.Try, scope: ast.AST) -> bool:
+        journal = self.open()
+        ended = self.execute(node.body, scope)
+        ended = (self.execute(node.orelse, scope) if not ended else True) if node.orelse else ended
+        self.meet(journal)
+        for handler in node.handlers:
+            journal = self.open()
+            if handler.name:
+                self.bind(scope, handler.name, self.world.value("made", "exception", None, handler))
+            if not self.execute(handler.body, scope):
+                ended = False
+            self.meet(journal)
+        return self.execute(node.finalbody, scope) or (ended and not node.handlers)
+
+    do_TryStar = do_Try
+
+    def do_Match(self, node: ast.Match, scope: ast.AST) -> bool:
+        subject = self.eval(node.subject, scope)
+        for case in node.cases:
+            for pattern in ast.walk(case.pattern):
+                name = getattr(pattern, "name", None)
+                if isinstance(pattern, (ast.MatchAs, ast.MatchStar)) and name:
+                    self.bind(scope, name, Value(subject.objs, subject.marks))
+        self._branches([case.body for case in node.cases] + [[]], scope, subject.marks)
+        return False
+
+    def do_Global(self, node: ast.Global, scope: ast.AST) -> bool:
+        return False
+
+    # assignment ------------------------------------------------------------------------------------------
+
+    def assign(self, target: ast.expr, value: Value, scope: ast.AST) -> None:
+        """Bind a target of any form."""
+        self.at[target] = self.at[target].join(value) if target in self.at else value
+        match target:
+            case ast.Name(id=name):
+                self.bind(scope, name, value)
+            case ast.Starred(value=inner):
+                self.assign(inner, value, scope)
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                for index, part in enumerate(parts):
+                    self.assign(part, self.part(value, index, len(parts), target, value.marks), scope)
+            case ast.Attribute(value=owner, attr=name):
+                for obj in self.eval(owner, scope).objs:
+                    self.put((obj, name), value.marked(self.guard))
+                    self.attribute_writes.setdefault((obj, name), []).append(target)
+            case ast.Subscript(value=owner, slice=index):
+                key = self.constant(index)
+                self.eval(index, scope)
+                for obj in self.eval(owner, scope).objs:
+                    if obj.kind in ("dict", "list", "tuple", "made", "param", "attr", "instance"):
+                        if key is None or obj.kind != "dict":
+                            self.add((obj, "*"), value.marked(self.guard))
+                        else:
+                            self.put((obj, ("key", key)), value.marked(self.guard))
+            case _:
+                self.eval(target, scope)
+
+    def bind(self, scope: ast.AST, name: str, value: Value) -> None:
+        """Set a variable of a scope (through `global` and `nonlocal`)."""
+        self.put((self.owner(scope, name, store=True), name), value.marked(self.guard))
+
+    def names(self, scope: ast.AST) -> Iterable[tuple[str, Value]]:
+        """The variables of a scope and what they hold now."""
+        return [(str(name), value) for (owner, name), value in self.store.items() if owner is scope]
+
+
+def paths_to(machine: Machine, scope: ast.AST, wanted: Obj) -> list[str]:
+    """The names by which a scope can reach an object: `model`, `self.model`, `loaders["train"]`."""
+    found = []
+    for name, value in machine.names(scope):
+        if any(obj.inner is wanted for obj in value.objs):
+            found.append(name)
+    return found

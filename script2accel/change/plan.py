@@ -1,0 +1,256 @@
+"""Edits, changes and the plan that decides which of them stand; rendering them into new text.
+
+An edit names places of the ORIGINAL text. Changes are all-or-none; a change falls with what it needs; two changes that
+claim the same text contest, the later one falls, and the plan says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from script2accel.source import Source
+
+
+class Splice(NamedTuple):
+    """Replace text[start:end]. With start == end it inserts; `after` binds an insertion to what stands before it."""
+
+    start: int
+    end: int
+    text: str
+    after: bool = False
+
+
+class Lines(NamedTuple):
+    """Whole lines of new code, at the indentation given, before (or behind) a line of the original."""
+
+    line: int
+    text: str
+    behind: bool = False
+
+
+class Wrap(NamedTuple):
+    """Put original lines first..last under a header line, one step deeper."""
+
+    first: int
+    last: int
+    header: str
+
+
+class Remove(NamedTuple):
+    """Drop original lines first..last."""
+
+    first: int
+    last: int
+
+
+Edit = Splice | Lines | Wrap | Remove
+
+
+@dataclass(frozen=True)
+class Change:
+    """Edits that only make sense together, with the reason that the user reads.
+
+    `line` is where it is reported. `essential` changes of a file stand or fall together (dropping one would make a
+    wrong conversion); the others can be refused alone. `source` names the documented transformation.
+    """
+
+    rule: str
+    name: str
+    message: str
+    line: int
+    edits: tuple[Edit, ...]
+    essential: bool = True
+    needs: frozenset[str] = frozenset()
+    gives: frozenset[str] = frozenset()
+    source: str = ""
+
+    def touches(self, starts: Sequence[int], first: int, last: int) -> bool:
+        """Whether one of the edits lies in original lines first..last."""
+        return any(first <= low <= last or first <= high <= last or low <= first <= high for low, high in self.spans(starts))
+
+    def spans(self, starts: Sequence[int]) -> list[tuple[int, int]]:
+        """Original lines (first, last) of each edit."""
+        spans = []
+        for edit in self.edits:
+            if isinstance(edit, Splice):
+                spans.append((bisect.bisect_right(starts, edit.start), bisect.bisect_right(starts, max(edit.start, edit.end - 1))))
+            elif isinstance(edit, Lines):
+                spans.append((edit.line, edit.line))
+            else:
+                spans.append((edit.first, edit.last))
+        return spans
+
+
+@dataclass
+class Plan:
+    """The changes that stand for one source, in the order of the rules that made them."""
+
+    source: Source
+    applied: list[Change] = field(default_factory=list)
+    contested: list[tuple[Change, Change]] = field(default_factory=list)
+
+    @classmethod
+    def close(cls, source: Source, changes: Iterable[Change]) -> Plan:
+        """Refuse contests, then whatever needed a refused change, until nothing falls."""
+        plan = cls(source)
+        for change in changes:
+            winner = next((other for other in plan.applied if _contest(change, other)), None)
+            if winner is not None:
+                plan.contested.append((change, winner))
+            else:
+                plan.applied.append(change)
+        kept, _ = plan.keep(plan.applied, frozenset())
+        plan.applied = list(kept)
+        return plan
+
+    def keep(self, changes: Sequence[Change], refused: frozenset[int]) -> tuple[tuple[Change, ...], tuple[int, ...]]:
+        """The changes that stand when some (indexes into `changes`) are refused, and the indexes of all that fell."""
+        fallen = set(refused)
+        while True:
+            if any(changes[i].essential for i in fallen):
+                fallen |= {i for i, change in enumerate(changes) if change.essential}
+            given = {name for i, change in enumerate(changes) if i not in fallen for name in change.gives}
+            more = {i for i, change in enumerate(changes) if i not in fallen and not change.needs <= given}
+            if not more:
+                break
+            fallen |= more
+        used = {name for i, change in enumerate(changes) if i not in fallen for name in change.needs}
+        only_served = {i for i, c in enumerate(changes) if i not in fallen and c.gives and not c.essential and fallen and not c.gives & used}
+        fallen |= only_served
+        return tuple(change for i, change in enumerate(changes) if i not in fallen), tuple(sorted(fallen))
+
+    def render(self, changes: Iterable[Change] | None = None) -> bytes:
+        """The file's new bytes with the given changes (all that stand, by default)."""
+        changes = self.applied if changes is None else list(changes)
+        edits = list(dict.fromkeys(edit for change in changes for edit in change.edits))
+        if not edits:
+            return self.source.raw
+        return self.source.encode(_render(self.source, edits))
+
+
+def _contest(one: Change, other: Change) -> bool:
+    """Whether two changes replace overlapping text that neither encloses, or the same text differently."""
+    mine = [edit for edit in one.edits if isinstance(edit, Splice) and edit.end > edit.start]
+    theirs = [edit for edit in other.edits if isinstance(edit, Splice) and edit.end > edit.start]
+    for a in mine:
+        for b in theirs:
+            if a == b or a.end <= b.start or b.end <= a.start:
+                continue
+            inside = (a.start <= b.start and b.end <= a.end) or (b.start <= a.start and a.end <= b.end)
+            if not inside or (a.start, a.end) == (b.start, b.end):
+                return True
+    return False
+
+
+def _render(source: Source, edits: Sequence[Edit]) -> str:
+    removed = [edit for edit in edits if isinstance(edit, Remove)]
+    gone = {line for edit in removed for line in range(edit.first, edit.last + 1)}
+    chunks = _spliced(source, [edit for edit in edits if isinstance(edit, Splice)], gone)
+    for line in gone:
+        chunks[line - 1] = ""
+    newline = source.newline
+    if gone:
+        _keep_blocks(source, gone, chunks)
+    inserts = [edit for edit in edits if isinstance(edit, Lines)]
+    wraps = sorted((edit for edit in edits if isinstance(edit, Wrap)), key=lambda edit: edit.last - edit.first)
+    front: dict[int, list[str]] = {}
+    back: dict[int, list[str]] = {}
+    for wrap in wraps:  # inner first: an outer wrap then indents what the inner one made
+        if all(line in gone for line in range(wrap.first, wrap.last + 1)):
+            continue
+        _indent(source, chunks, front, back, wrap)
+    for insert in inserts:
+        text = "".join(line + newline if line else newline for line in insert.text.split("\n"))
+        (back if insert.behind else front).setdefault(insert.line, []).append(text)
+    out: list[str] = []
+    for number, chunk in enumerate(chunks, 1):
+        piece = "".join(front.get(number, ())) + chunk
+        tail = "".join(back.get(number, ()))
+        if tail and not piece.endswith(("\n", "\r")) and (piece or (out and not "".join(out[-1:]).endswith(("\n", "\r")))):
+            piece, tail = piece + newline, tail[: -len(newline)]  # behind a last line that has no line ending
+        out.append(piece + tail)
+    return "".join(out)
+
+
+def _keep_blocks(source: Source, gone: set[int], chunks: list[str]) -> None:
+    """A block that lost all its statements keeps a `pass`."""
+    for node in source.nodes:
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if not isinstance(block, list) or not block or isinstance(node, ast.Module):
+                continue
+            first, last = source.line_of(source.start(block[0])), source.line_of(source.end(block[-1]) - 1)
+            header = source.line_of(source.start(node)) if isinstance(node, ast.stmt) else first - 1
+            if first in gone and last in gone and header not in gone and all(line in gone for line in range(first, last + 1)):
+                chunks[first - 1] = source.indent(block[0]) + "pass" + source.newline
+
+
+def _spliced(source: Source, splices: list[Splice], gone: set[int]) -> list[str]:
+    """The text of every original line after the splices; a splice over several lines leaves its text on the first."""
+    outer: list[Splice] = []
+    replaced = sorted((s for s in splices if s.end > s.start), key=lambda s: (s.start, -s.end))
+    for splice in replaced:
+        if not (outer and splice.end <= outer[-1].end and splice != outer[-1]):
+            outer.append(splice)
+    ordered = outer + [s for s in splices if s.start == s.end and not any(o.start < s.start < o.end for o in outer)]
+    ordered.sort(key=lambda s: (s.start, s.start != s.end, not s.after))
+    ends = [*source.starts[1:], len(source.text)]
+    chunks: list[list[str]] = [[] for _ in source.starts]
+    at = line = 0
+
+    def copy(upto: int) -> None:
+        nonlocal at, line
+        while at < upto:
+            stop = min(ends[line], upto)
+            chunks[line].append(source.text[at:stop])
+            at = stop
+            if at == ends[line] and line + 1 < len(ends):
+                line += 1
+
+    # at one offset: what belongs to the text before comes first, then insertions, then the replacement itself
+    ordered.sort(key=lambda s: (s.start, 0 if s.after else 1 if s.start == s.end else 2))
+    for splice in ordered:
+        if source.line_of(splice.start) in gone:
+            continue
+        copy(splice.start)
+        where = line - 1 if splice.after and line and at == source.starts[line] and splice.start == splice.end else line
+        chunks[where].append(splice.text)
+        if splice.end > at:
+            at = splice.end
+            while line + 1 < len(ends) and at >= ends[line]:
+                line += 1
+    copy(len(source.text))
+    return ["".join(chunk) for chunk in chunks]
+
+
+def _indent(source: Source, chunks: list[str], front: dict[int, list[str]], back: dict[int, list[str]], wrap: Wrap) -> None:
+    """Indent the lines of a wrap and put its header in front of them."""
+    unit, newline = source.unit, source.newline
+    strings = source.string_lines if '"""' in source.text or "'''" in source.text or "\\" in source.text else frozenset()
+    fresh = True
+    for number in range(wrap.first, wrap.last + 1):
+        for table in (front, back):
+            table[number] = ["".join(_deeper(text, unit)) for text in table.get(number, [])]
+        chunk = chunks[number - 1]
+        if chunk:
+            if fresh and number not in strings:
+                chunk = "".join(_deeper(chunk, unit))
+            elif not fresh or number in strings:
+                head, *rest = _LINE.findall(chunk)
+                chunk = head + "".join(_deeper("".join(rest), unit))
+            chunks[number - 1] = chunk
+            fresh = chunk.endswith(("\n", "\r"))
+    front.setdefault(wrap.first, []).insert(0, wrap.header + newline)
+
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+
+
+def _deeper(text: str, unit: str) -> Iterable[str]:
+    for line in _LINE.findall(text):
+        yield unit + line if line.strip() else line

@@ -1,0 +1,205 @@
+"""How each evaluation loop keeps its meaning on several ranks: gathered batch by batch, or run whole on every rank.
+
+A loop is gathered only where the code shows that it can be: one forward per batch, its result and the batch's tensors
+have the batch as their first dimension, nothing is carried from batch to batch, nothing leaves early. Every other
+evaluation loop keeps its loader unprepared, so that each rank sees all of it: slower, and right (Accelerate's
+`gather_for_metrics` cuts the last batch along the first dimension, so a guess here would lose samples silently).
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from script2accel.analysis.facts import EvalLoop, Facts
+from script2accel.analysis.values import NOTHING, Obj
+from script2accel.knowledge import torch as names
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """Behind `statement`, gather these names in one call."""
+
+    loop: EvalLoop
+    statement: ast.stmt
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class EveryRank:
+    """The loop stays as it is, over the unprepared loader; `why` it isn't gathered."""
+
+    loop: EvalLoop
+    why: str
+    node: ast.AST
+
+
+def plan_evaluation(facts: Facts, loop: EvalLoop) -> Gather | EveryRank:
+    """Decide one evaluation loop."""
+    found = _gatherable(facts, loop)
+    return found if isinstance(found, Gather) else EveryRank(loop, *found)
+
+
+def _gatherable(facts: Facts, loop: EvalLoop) -> Gather | tuple[str, ast.AST]:
+    node = loop.loop
+    if len(loop.forwards) != 1:
+        return "the model runs more than once per batch", node
+    call = loop.forwards[0].call
+    statement = facts.source.statement(call)
+    if facts.function(call) is not facts.function(node) or facts.loops(call)[:1] != [node]:
+        return "the model runs in a helper or an inner loop", call
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=output)], value=value) if value is call:
+            pass
+        case _:
+            return "what the model gives isn't bound to a single name", call
+    if not _straight(facts, node, statement):
+        return "the model runs under a condition", call
+    for inner in ast.walk(node):
+        if isinstance(inner, (ast.Break, ast.Continue, ast.Return, ast.Yield)):
+            return "the loop can end early or skip batches", inner
+    why = _loader_problem(facts, loop)
+    if why is not None:
+        return why, node
+    batch = _batch_names(facts, node)
+    later = _read_behind(facts, node, statement)
+    if problem := _carried(facts, node, output, batch):
+        return problem, node
+    used = [name for name in batch if name in later]
+    early = _derived_before(facts, node, statement, batch) & later
+    if early:
+        return f"`{sorted(early)[0]}` is taken from this rank's batch before the model runs", statement
+    if output not in later:
+        return "what the model gives isn't used", call
+    if not used:
+        return "nothing of the batch is compared with what the model gives", call
+    if not _paired(facts, node, output, set(used), statement):
+        return f"`{output}` isn't compared with a tensor of the batch", call
+    if problem := _unknown_shape(facts, node, output, used, loop):
+        return problem, call
+    return Gather(loop, statement, (output, *used))
+
+
+def _straight(facts: Facts, loop: ast.AST, statement: ast.stmt) -> bool:
+    """Whether only `with` blocks stand between the loop and the statement."""
+    for parent in facts.source.ancestors(statement):
+        if parent is loop:
+            return True
+        if not isinstance(parent, (ast.With, ast.AsyncWith)):
+            return False
+    return False
+
+
+def _loader_problem(facts: Facts, loop: EvalLoop) -> str | None:
+    for loader in loop.loaders:
+        if not names.LOADER.match(loader.path):
+            return "the loader isn't a plain torch DataLoader, so what its batches look like isn't known"
+        for key in ("collate_fn", "batch_sampler"):
+            if key in loader.keywords and any(o.name is not None or o.kind != "const" for o in loader.keywords[key].objs):
+                return f"the loader has a `{key}`, so the first dimension of its tensors isn't known to be the batch"
+        size = loader.arguments[1] if len(loader.arguments) > 1 else loader.keywords.get("batch_size")
+        if size is not None and any(o.kind == "const" and o.name is None for o in size.objs):
+            return "the loader doesn't batch"
+        dataset = loader.arguments[0] if loader.arguments else loader.keywords.get("dataset", NOTHING)
+        for obj in dataset.objs:
+            if obj.kind == "instance" and obj.base is not None and facts.machine.reaches(obj.base, names.ITERABLE_DATASET_BASE):
+                return "the dataset is iterable"
+    if isinstance(loop.loop.iter, ast.Call) and facts.path(loop.loop.iter) == "zip":
+        return "two loaders are zipped"
+    for model in (m for f in loop.forwards for m in f.models):
+        if problem := _time_first(facts, model):
+            return problem
+    return None
+
+
+def _time_first(facts: Facts, model: Obj) -> str | None:
+    """A recurrent or attention layer without `batch_first` puts time, not the batch, into the first dimension."""
+    site = model.base.site if model.kind == "instance" and model.base is not None else None
+    for call in facts.calls:
+        path = facts.path(call)
+        if not names.RECURRENT.match(path) or path.endswith("Cell"):
+            continue
+        if site is not None and not any(p is site for p in facts.source.ancestors(call)) and facts.in_module(call):
+            continue
+        first = next((k.value for k in call.keywords if k.arg == "batch_first"), None)
+        if not (isinstance(first, ast.Constant) and first.value is True):
+            return f"`{path.rsplit('.', 1)[-1]}` without `batch_first=True` (line {call.lineno}): the first dimension isn't the batch"
+    return None
+
+
+def _batch_names(facts: Facts, loop: ast.For | ast.AsyncFor) -> list[str]:
+    """Names of the loop's batch and its parts, moved or unpacked, in order."""
+    found: dict[str, None] = {}
+    for node in sorted((n for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)), key=lambda n: (n.lineno, n.col_offset)):
+        if facts.roles.of_node(node) == "batch" and node.id not in ("_", "__"):
+            found[node.id] = None
+    return list(found)
+
+
+def _read_behind(facts: Facts, loop: ast.AST, statement: ast.stmt) -> set[str]:
+    """Names that the loop reads behind a statement."""
+    end = facts.source.end(statement)
+    return {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and facts.source.start(n) > end}
+
+
+def _carried(facts: Facts, loop: ast.For | ast.AsyncFor, output: str, batch: list[str]) -> str | None:
+    for call in ast.walk(loop):
+        if isinstance(call, ast.Call) and any(f.call is call for f in facts.forwards):
+            given = {n.id for arg in (*call.args, *(k.value for k in call.keywords)) for n in ast.walk(arg) if isinstance(n, ast.Name)}
+            if output in given:
+                return f"`{output}` goes back into the model"
+            hidden = {name for name in given if name not in batch and _assigned_in(loop, name)}
+            if hidden - _comprehension_names(loop):
+                return f"`{sorted(hidden)[0]}` is carried into the model from batch to batch"
+    return None
+
+
+def _comprehension_names(loop: ast.AST) -> set[str]:
+    return {n.id for c in ast.walk(loop) if isinstance(c, ast.comprehension) for n in ast.walk(c.target) if isinstance(n, ast.Name)}
+
+
+def _assigned_in(loop: ast.AST, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(loop))
+
+
+def _derived_before(facts: Facts, loop: ast.For | ast.AsyncFor, statement: ast.stmt, batch: list[str]) -> set[str]:
+    """Names, not of the batch, computed from it in front of the forward."""
+    found: set[str] = set()
+    start = facts.source.start(statement)
+    for node in ast.walk(loop):
+        if isinstance(node, (ast.Assign, ast.AugAssign)) and facts.source.start(node) < start and node is not statement:
+            reads = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+            if reads & (set(batch) | found):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    return found - set(batch)
+
+
+def _paired(facts: Facts, loop: ast.AST, output: str, used: set[str], statement: ast.stmt) -> bool:
+    """Whether the result, or what is computed from it, meets a tensor of the batch in a call or comparison."""
+    derived = {output}
+    for node in sorted((n for n in ast.walk(loop) if isinstance(n, ast.Assign)), key=lambda n: n.lineno):
+        if node is not statement and derived & {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}:
+            derived |= {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    for node in ast.walk(loop):
+        if isinstance(node, (ast.Call, ast.Compare, ast.BinOp)):
+            read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            if read & derived and read & used and node is not statement.value:  # type: ignore[attr-defined]
+                return True
+    return False
+
+
+def _unknown_shape(facts: Facts, loop: ast.AST, output: str, used: list[str], plan: EvalLoop) -> str | None:
+    """Uses that only a plain tensor with the batch in front, or only a result object, would have."""
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == output:
+            if node.attr in ("loss", "logits", "last_hidden_state", "pooler_output", "hidden_states", "prediction_logits"):
+                return f"`{output}` is a result object (`{output}.{node.attr}`), not a tensor"
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == output:
+            if isinstance(node.slice, ast.Constant) and not isinstance(node.slice.value, int):
+                return f"`{output}` is indexed by a name, not a tensor"
+            if isinstance(node.slice, ast.Constant):
+                return f"`{output}` is indexed (`{output}[{node.slice.value}]`): a tuple, or a single sample"
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == output and isinstance(node.targets[0], ast.Tuple):
+            return f"`{output}` is unpacked: it is no tensor"
+    return None

@@ -1,0 +1,195 @@
+"""Let all ranks decide alike.
+
+A training loss is each rank's own: a best checkpoint, an early stop or a plateau scheduler that asks it would decide differently on each rank. The number is averaged over
+the ranks in front of the first decision; with one process it stays what it is, to the bit.
+Left alone when the number is gathered, computed on every rank alike, or only printed. Refused where a value of one batch decides about a backward pass, a step or the end of a loop.
+Source: https://huggingface.co/docs/accelerate/package_reference/utilities
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.analysis.values import NOTHING, Obj
+from script2accel.change.edits import CannotEditError, add_before, ensure_import, merge
+from script2accel.change.plan import Change
+from script2accel.decisions import Decisions
+from script2accel.diagnostics import Diagnostic, Evidence, Message, Severity
+
+CODE, NAME = "S2A702", "decision"
+APART = Message(
+    "S2A215",
+    Severity.ERROR,
+    "`{test}` differs between ranks and decides about {what}: the ranks would go different ways",
+    "make the value equal first (`accelerator.gather(...)`, `accelerator.reduce(...)`, or a flag through `set_trigger`/`check_trigger`)",
+)
+EXAMPLES: list[tuple[str, str | None]] = []
+
+
+def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    averaged: list[tuple[str, ast.stmt]] = []
+    for node, test, what in _decisions(facts):
+        if facts.in_module(node) or facts.inside_class(node, facts.dataset_classes):
+            continue
+        wanted = [n for n in _marked_names(facts, test) if not _follows(facts, n, averaged) and not _covered(facts, n, node, averaged)]
+        statement = facts.source.statement(node)
+        marks = facts.machine.marks_of(test)
+        names = [n for n in wanted if isinstance(n, ast.Name)]
+        inside = any(loop in marks for loop in facts.all_loops(node))
+        if not wanted and not inside:
+            continue
+        if inside or len(names) != len(wanted) or not all(_number(facts, n) for n in names) or not _plain(facts, node):
+            evidence = tuple(Evidence(getattr(m, "lineno", 0), "here each rank gets its own") for m in sorted(marks, key=lambda m: getattr(m, "lineno", 0)))
+            yield APART.at(node.lineno, node.col_offset + 1, test=facts.source.segment(test)[:60], what=what, evidence=evidence)  # type: ignore[attr-defined]
+            continue
+        unique = list(dict.fromkeys(n.id for n in names))
+        accelerator = decisions.accelerator(statement)
+        code = "\n".join(f"{name} = sum(gather_object([{name}])) / {accelerator}.num_processes" for name in unique)
+        try:
+            edits = merge([add_before(facts.source, statement, code), ensure_import(facts.source, "accelerate.utils", "gather_object")])
+        except CannotEditError:
+            yield APART.at(node.lineno, node.col_offset + 1, test=facts.source.segment(test)[:60], what=what)  # type: ignore[attr-defined]
+            continue
+        averaged += [(name, statement) for name in unique]
+        yield Change(CODE, NAME, f"it decides about {what}: averaged over the ranks, so that all decide alike", statement.lineno, edits, source="R90")
+
+
+def _decisions(facts: Facts) -> Iterator[tuple[ast.AST, ast.expr, str]]:
+    """(place, the expression that decides, about what) in the order of the text."""
+    found: list[tuple[ast.AST, ast.expr, str]] = []
+    for node in facts.source.nodes:
+        if isinstance(node, (ast.If, ast.While)) and facts.machine.marks_of(node.test):
+            what = _at_stake(facts, node)
+            if what:
+                found.append((node, node.test, what))
+    for step in facts.scheduler_steps:
+        for arg in (*step.call.args, *(k.value for k in step.call.keywords)):
+            if facts.machine.marks_of(arg):
+                found.append((step.call, arg, "the learning rate"))
+    yield from sorted(found, key=lambda item: item[0].lineno)  # type: ignore[attr-defined]
+
+
+def _at_stake(facts: Facts, node: ast.If | ast.While) -> str:
+    blocks = [*node.body, *node.orelse]
+    if isinstance(node, ast.While) and (any(b.call for b in facts.backwards if facts.inside(node, b.call))):
+        return "how long training runs"
+    for backward in facts.backwards:
+        if any(facts.inside(s, backward.call) for s in blocks):
+            return "a backward pass"
+    for step in facts.optimizer_steps:
+        if any(facts.inside(s, step.call) for s in blocks):
+            return "an optimizer step"
+    for forward in facts.forwards:
+        if any(o.kind == "prepared" for o in facts.machine.at[forward.call.func].objs) and any(facts.inside(s, forward.call) for s in blocks):
+            return "a forward pass of the wrapped model"
+    if any(loop in facts.training_loops for loop in facts.all_loops(node)) or facts.function(node) in {facts.function(loop) for loop in facts.training_loops}:
+        for inner in _own(blocks):
+            if isinstance(inner, ast.Return) and any(facts.inside(loop, node) for loop in facts.training_loops):
+                return "the end of a loop"
+            if isinstance(inner, (ast.Break, ast.Continue)) and any(loop in facts.training_loops for loop in facts.all_loops(node)):
+                return "the end of a loop"
+    for call in facts.calls:
+        if (facts.path(call) == "torch.save" or (isinstance(call.func, ast.Attribute) and call.func.attr in ("save", "save_state", "get_state_dict", "save_pretrained"))) and any(
+            facts.inside(s, call) for s in blocks
+        ):
+            return "a checkpoint"
+    for step in facts.scheduler_steps:
+        if any(facts.inside(s, step.call) for s in blocks):
+            return "the learning rate"
+    return ""
+
+
+def _own(block: list[ast.stmt]) -> Iterator[ast.AST]:
+    waiting: list[ast.AST] = list(block)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            continue
+        yield node
+        waiting += ast.iter_child_nodes(node)
+
+
+def _marked_names(facts: Facts, test: ast.expr) -> list[ast.expr]:
+    """The smallest names, attributes and calls of an expression that differ between ranks."""
+    found: list[ast.expr] = []
+
+    def walk(node: ast.expr) -> None:
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            if facts.machine.marks_of(node):
+                found.append(node)
+            return
+        children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
+        before = len(found)
+        for child in children:
+            walk(child)
+        if len(found) == before and facts.machine.marks_of(node):
+            found.append(node)
+
+    walk(test)
+    return found
+
+
+def _covered(facts: Facts, node: ast.expr, place: ast.AST, averaged: list[tuple[str, ast.stmt]]) -> bool:
+    """Whether the name was averaged in front of an earlier statement of the same block, and not set since."""
+    if not isinstance(node, ast.Name):
+        return False
+    for name, statement in averaged:
+        if name != node.id:
+            continue
+        block = facts.source.block(statement)
+        index = next(i for i, s in enumerate(block) if s is statement)
+        for following in block[index:]:
+            if any(p is following for p in (place, *facts.source.ancestors(place))):
+                return True
+            if any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(following)):
+                break
+    return False
+
+
+def _follows(facts: Facts, node: ast.expr, averaged: list[tuple[str, ast.stmt]]) -> bool:
+    """Whether a name only ever holds constants and copies of other names: `best = loss`."""
+    if not isinstance(node, ast.Name):
+        return False
+    scope = facts.function(node)
+    assigned = [
+        n.value
+        for n in ast.walk(scope)
+        if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)
+    ]
+    return bool(assigned) and all(
+        isinstance(v, (ast.Constant, ast.Name)) or (isinstance(v, ast.UnaryOp) and isinstance(v.operand, ast.Constant)) or not facts.machine.marks_of(v) or _picks(v, node.id) for v in assigned
+    )
+
+
+def _picks(value: ast.expr, name: str) -> bool:
+    """`best = max(acc, best)`."""
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("min", "max") and any(isinstance(a, ast.Name) and a.id == name for a in value.args)
+
+
+def _plain(facts: Facts, node: ast.AST) -> bool:
+    """Whether every rank comes to the place."""
+    return not any(isinstance(p, ast.If) and facts.machine.marks_of(p.test) for p in facts.source.ancestors(node))
+
+
+def _number(facts: Facts, node: ast.expr) -> bool:
+    """Whether a value is a Python float: an average or a loss's `.item()`."""
+    objs = facts.machine.at.get(node, NOTHING).objs
+    return bool(objs) and all(_float(facts, o, 0) for o in objs) and any(o.kind != "const" for o in objs)
+
+
+def _float(facts: Facts, obj: Obj, depth: int) -> bool:
+    if depth > 6:
+        return False
+    if obj.kind == "const":
+        return isinstance(obj.name, (int, float)) and not isinstance(obj.name, bool)
+    if obj.kind == "made":
+        if obj.base is not None and obj.base.kind == "attr":
+            return obj.base.name == "item"
+        return obj.path in ("float", "sum", "len", "numpy.mean", "statistics.mean", "numpy.average", "round")
+    if obj.kind == "expr" and isinstance(obj.site, (ast.BinOp, ast.AugAssign)):
+        parts = facts.machine.operands.get(obj.site, [])
+        inner = [o for values in parts for value in values for o in value.objs if o is not obj]
+        return bool(inner) and all(_float(facts, o, depth + 1) or o.kind == "attr" for o in inner)
+    return False

@@ -1,0 +1,167 @@
+"""Drop moves of what Accelerate places; send everything else to the accelerator's device.
+
+prepare moves models, and a prepared loader moves its batches: their `.to(device)` and `.cuda()` go, a dtype stays. What is made in
+the script (noise, masks, hidden states, class weights) and modules that aren't prepared keep a move, to `accelerator.device`.
+Left alone when the device is a variable that already follows the accelerator, or a CPU is asked for.
+Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#training-loop
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+
+from script2accel.analysis.devices import Move, fixed_device, from_prepared_loader, moves
+from script2accel.analysis.facts import Facts
+from script2accel.change.edits import merge, remove_statement, replace_range
+from script2accel.change.plan import Change, Edit
+from script2accel.decisions import Decisions
+from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.knowledge.torch import CUDA_QUERY
+
+CODE, NAME = "S2A102", "device-move"
+NOWHERE = Message(
+    "S2A112",
+    Severity.ERROR,
+    "`{text}` is moved to a device in the constructor of an nn.Module, which has no accelerator",
+    "register it as a buffer (`self.register_buffer`), which moves with the module, and convert again",
+)
+EXAMPLES: list[tuple[str, str | None]] = []
+
+
+def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    source = facts.source
+    dropped: list[Move] = []
+    for move in moves(facts):
+        if _placed_by_accelerate(facts, decisions, move):
+            dropped.append(move)
+        elif _is_cpu(move):
+            continue
+        elif move.device is None or fixed_device(facts, move.device):
+            device = device_text(facts, decisions, move.call)
+            if device is None:
+                yield NOWHERE.at(move.call.lineno, move.call.col_offset + 1, text=source.segment(move.receiver))
+                continue
+            extra = "".join(f", {part}" for part in move.rest) + (", non_blocking=True" if move.non_blocking else "")
+            edits = replace_range(source.dot(move.call.func), source.end(move.call), f".to({device}{extra})")  # type: ignore[arg-type]
+            yield Change(CODE, NAME, "made in the script, so Accelerate doesn't move it: it goes to the accelerator's device", move.call.lineno, edits, source="R04")
+    yield from _drop(facts, decisions, dropped)
+
+
+def _placed_by_accelerate(facts: Facts, decisions: Decisions, move: Move) -> bool:
+    if facts.in_module(move.call):
+        return False
+    models = [*facts.roles.objects(move.receiver, "model"), *facts.roles.objects(move.receiver, "criterion")]
+    if models and all(decisions.is_prepared(m) for m in models) and len(models) == len(facts.machine.at[move.receiver].objs):
+        return True
+    return from_prepared_loader(facts, move.receiver)
+
+
+def _is_cpu(move: Move) -> bool:
+    match move.device:
+        case ast.Constant(value="cpu"):
+            return True
+        case ast.Call(args=[ast.Constant(value="cpu")]):
+            return True
+    return False
+
+
+def device_text(facts: Facts, decisions: Decisions, node: ast.AST) -> str | None:
+    """How a place writes the device: the accelerator's, or in an nn.Module's methods that of its own parameters."""
+    if not facts.in_module(node) or decisions.everywhere:
+        return f"{decisions.accelerator(node)}.device"
+    function = facts.function(node)
+    if isinstance(function, ast.Module) or function.name == "__init__" or not function.args.args:
+        return None
+    return f"next({function.args.args[0].arg}.parameters()).device"
+
+
+def _drop(facts: Facts, decisions: Decisions, dropped: list[Move]) -> Iterator[Change]:
+    source = facts.source
+    by_statement: dict[ast.stmt, list[Move]] = {}
+    for move in dropped:
+        if move.non_blocking:
+            decisions.arguments["non_blocking"] = "True"
+        by_statement.setdefault(source.statement(move.call), []).append(move)
+    gone = {statement for statement, found in by_statement.items() if _nothing_left(facts, statement, found)}
+    blocks = _empty_blocks(facts, gone)
+    for block in blocks:
+        inner = [s for s in gone if any(p is block for p in source.ancestors(s))]
+        gone -= set(inner)
+        for statement in inner:
+            by_statement.pop(statement)
+        yield Change(CODE, NAME, "prepare and the prepared loader place models and batches", block.lineno, remove_statement(source, block), source="R04")
+    for statement, found in by_statement.items():
+        if statement in gone:
+            edits: tuple[Edit, ...] = remove_statement(source, statement)
+        else:
+            edits = merge(_cut(facts, move) for move in found)
+        yield Change(CODE, NAME, "prepare and the prepared loader place models and batches", statement.lineno, edits, source="R04")
+
+
+def _cut(facts: Facts, move: Move) -> tuple[Edit, ...]:
+    rest = f".to({', '.join(move.rest)})" if move.rest else ""
+    return replace_range(facts.source.dot(move.call.func), facts.source.end(move.call), rest)  # type: ignore[arg-type]
+
+
+class _Bare(ast.NodeTransformer):
+    """The statement as it reads without the moves."""
+
+    def __init__(self, calls: set[int]) -> None:
+        self.calls = calls
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return node.func.value if getattr(node, "_place", None) in self.calls and isinstance(node.func, ast.Attribute) else node
+
+
+def _nothing_left(facts: Facts, statement: ast.stmt, found: list[Move]) -> bool:
+    """Whether the statement only moved things: `x = x.to(device)`, `model.cuda()`, `a, b = a.to(d), b.to(d)`."""
+    if any(move.rest for move in found):
+        return False
+    twin_statement = copy.deepcopy(statement)
+    originals, copies = [n for n in ast.walk(statement) if isinstance(n, ast.Call)], [n for n in ast.walk(twin_statement) if isinstance(n, ast.Call)]
+    wanted = {id(move.call) for move in found}
+    for original, twin in zip(originals, copies, strict=True):
+        twin._place = id(original)  # type: ignore[attr-defined]
+    bare = _Bare(wanted).visit(twin_statement)
+    match bare:
+        case ast.Expr(value=ast.Name() | ast.Attribute()):
+            return True
+        case ast.Assign(targets=[target], value=value):
+            if ast.unparse(target) == ast.unparse(value):
+                return True
+            return _same_container(target, value)
+    return False
+
+
+def _same_container(target: ast.expr, value: ast.expr) -> bool:
+    """`batch = {k: v for k, v in batch.items()}`, `batch = [t for t in batch]`, `batch = tuple(t for t in batch)`."""
+    name = ast.unparse(target)
+    match value:
+        case ast.DictComp(key=ast.Name(id=k), value=ast.Name(id=v), generators=[ast.comprehension(target=ast.Tuple(elts=[ast.Name(id=k2), ast.Name(id=v2)]), iter=items, ifs=[])]):
+            return (k, v) == (k2, v2) and ast.unparse(items) == f"{name}.items()"
+        case ast.ListComp(elt=ast.Name(id=e), generators=[ast.comprehension(target=ast.Name(id=e2), iter=items, ifs=[])]):
+            return e == e2 and ast.unparse(items) == name
+        case ast.Call(func=ast.Name(id="tuple" | "list"), args=[ast.GeneratorExp(elt=ast.Name(id=e), generators=[ast.comprehension(target=ast.Name(id=e2), iter=items, ifs=[])])]):
+            return e == e2 and ast.unparse(items) == name
+    return False
+
+
+def _empty_blocks(facts: Facts, gone: set[ast.stmt]) -> list[ast.If]:
+    """`if use_cuda:` blocks of which nothing is left, with tests that only read."""
+    found: list[ast.If] = []
+    for statement in gone:
+        parent = facts.source.parents[statement]
+        if isinstance(parent, ast.If) and parent not in found and not parent.orelse and all(s in gone for s in parent.body) and _only_reads(facts, parent.test):
+            outer = facts.source.parents[parent]
+            if facts.source.alone(parent) and not (isinstance(outer, ast.If) and parent in outer.orelse):
+                found.append(parent)
+    return found
+
+
+def _only_reads(facts: Facts, test: ast.expr) -> bool:
+    return all(CUDA_QUERY.match(facts.path(call)) or facts.path(call) == "len" for call in ast.walk(test) if isinstance(call, ast.Call)) and not any(
+        isinstance(n, (ast.NamedExpr, ast.Await, ast.Yield)) for n in ast.walk(test)
+    )

@@ -1,0 +1,47 @@
+"""Download and cache on one process first.
+
+A dataset that downloads itself stands under `with accelerator.main_process_first():`, so that the other ranks find the files.
+Left alone when `download` is False or missing, or a guard stands there already.
+Source: https://huggingface.co/docs/accelerate/concept_guides/deferring_execution
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from script2accel.analysis.facts import Facts
+from script2accel.change.edits import CannotEditError, wrap_statements
+from script2accel.change.plan import Change
+from script2accel.decisions import Decisions
+from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.knowledge import torch as names
+from script2accel.rules.main_process import _runs as runs
+
+CODE, NAME = "S2A604", "download"
+SHARED = Message("S2A615", Severity.WARNING, "every process downloads here at the same time", "download before training, or wrap it in `with accelerator.main_process_first():`")
+EXAMPLES: list[tuple[str, str | None]] = []
+
+
+def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    statements: dict[ast.stmt, None] = {}
+    for call in facts.calls:
+        if not names.DOWNLOADS.match(facts.path(call)) or _waits(facts, call):
+            continue
+        flag = next((k.value for k in call.keywords if k.arg == "download"), None)
+        if flag is not None and not (isinstance(flag, ast.Constant) and not flag.value):
+            statement = facts.source.statement(call)
+            if isinstance(statement, (ast.Assign, ast.Expr, ast.AnnAssign, ast.Return)):
+                statements[statement] = None
+            else:
+                yield SHARED.at(call.lineno, call.col_offset + 1)
+    for run in runs(facts, list(statements)):
+        header = f"with {decisions.accelerator(run[0])}.main_process_first():"
+        try:
+            yield Change(CODE, NAME, "one process downloads, the others wait and read", run[0].lineno, wrap_statements(facts.source, run, header), source="R29")
+        except CannotEditError:
+            yield SHARED.at(run[0].lineno)
+
+
+def _waits(facts: Facts, call: ast.Call) -> bool:
+    return any(isinstance(p, ast.With) and any("main_process_first" in ast.unparse(i.context_expr) for i in p.items) for p in facts.source.ancestors(call))

@@ -1,0 +1,137 @@
+"""Write files, plots and trackers on the main process only.
+
+`if accelerator.is_main_process:` goes around statements that only write (plots, images, csv and json files, copies, experiment trackers); a text file opened for
+writing is `os.devnull` on the other ranks, so that the code around it stays. A tracker is made on the main process only.
+Left alone: reading, `os.makedirs(..., exist_ok=True)` (safe on every rank), what stands under a rank guard already.
+Source: https://huggingface.co/docs/accelerate/concept_guides/deferring_execution
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from script2accel.analysis.context import guarded
+from script2accel.analysis.facts import Facts
+from script2accel.analysis.values import NOTHING
+from script2accel.change.edits import CannotEditError, ensure_import, merge, wrap_expression, wrap_statements
+from script2accel.change.plan import Change
+from script2accel.decisions import Decisions
+from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.knowledge import torch as names
+
+CODE, NAME = "S2A603", "main-process"
+TANGLED = Message(
+    "S2A613",
+    Severity.ERROR,
+    "`{text}` writes on every process, and its result is used",
+    "write under `if accelerator.is_main_process:` by hand, and convert again",
+)
+COLLECTIVE = Message(
+    "S2A614",
+    Severity.ERROR,
+    "`{text}` writes what the model computes in the same statement: under a rank guard the other ranks would wait for it",
+    "compute first, in a statement of its own, then write",
+)
+REASON = "every process would write it: only the main one does"
+EXAMPLES: list[tuple[str, str | None]] = []
+
+
+def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    statements: dict[ast.stmt, None] = {}
+    for call in facts.calls:
+        if guarded(facts, call) or facts.inside_class(call, facts.dataset_classes):
+            continue
+        if _makes_writer(facts, call):
+            yield _writer(facts, decisions, call)
+        elif _opens_for_writing(facts, call):
+            yield _devnull(facts, decisions, call)
+        elif _writes(facts, call):
+            statement = facts.source.statement(call)
+            if not isinstance(statement, ast.Expr):
+                yield TANGLED.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
+            elif any(facts.inside(statement, f.call) and _in(statement, f.call) for f in facts.forwards):
+                yield COLLECTIVE.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
+            else:
+                statements[statement] = None
+    for run in _runs(facts, list(statements)):
+        header = f"if {decisions.accelerator(run[0])}.is_main_process:"
+        try:
+            yield Change(CODE, NAME, REASON, run[0].lineno, wrap_statements(facts.source, run, header), source="R30")
+        except CannotEditError:
+            yield TANGLED.at(run[0].lineno, text=facts.source.segment(run[0])[:60])
+
+
+def _in(statement: ast.AST, node: ast.AST) -> bool:
+    return any(n is node for n in ast.walk(statement))
+
+
+def _short(facts: Facts, call: ast.Call) -> str:
+    return facts.source.segment(call.func)
+
+
+def _writes(facts: Facts, call: ast.Call) -> bool:
+    path = facts.path(call)
+    if names.WRITES.match(path):
+        if path in ("pickle.dump", "json.dump", "yaml.dump", "yaml.safe_dump", "joblib.dump") and len(call.args) > 1:
+            return not any(o.path in ("open", "io.open") for o in facts.machine.at.get(call.args[1], NOTHING).objs)
+        return not (path.startswith("yaml.") and len(call.args) < 2)
+    if names.WRITER_MODULE.match(path):
+        return True
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    objs = facts.machine.at.get(call.func.value, NOTHING).objs
+    if any(facts.roles.of(o) == "writer" for o in objs):
+        return names.WRITER_METHODS.match(call.func.attr) is not None or isinstance(facts.source.parents[call], ast.Expr)
+    if call.func.attr in names.WRITE_METHODS:
+        if call.func.attr == "mkdir" and any(k.arg == "exist_ok" for k in call.keywords):
+            return False
+        return not any(o.kind in ("instance", "function") for o in objs)
+    return False
+
+
+def _makes_writer(facts: Facts, call: ast.Call) -> bool:
+    return names.WRITER.match(facts.path(call)) is not None and not isinstance(facts.source.parents[call], ast.Expr)
+
+
+def _writer(facts: Facts, decisions: Decisions, call: ast.Call) -> Change | Diagnostic:
+    parent = facts.source.parents[call]
+    if not isinstance(parent, (ast.Assign, ast.AnnAssign)):
+        return TANGLED.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
+    edits = wrap_expression(facts.source, call, "", f" if {decisions.accelerator(call)}.is_main_process else None")
+    return Change(CODE, NAME, "one tracker, on the main process", call.lineno, edits, source="R59")
+
+
+def _opens_for_writing(facts: Facts, call: ast.Call) -> bool:
+    if facts.path(call) not in ("open", "io.open"):
+        return False
+    mode = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "mode"), None)
+    text = mode.value if isinstance(mode, ast.Constant) and isinstance(mode.value, str) else "r" if mode is None else "w"
+    return any(mark in text for mark in "wax+") and bool(call.args)
+
+
+def _devnull(facts: Facts, decisions: Decisions, call: ast.Call) -> Change:
+    accelerator = decisions.accelerator(call)
+    target = call.args[0]
+    simple = isinstance(target, (ast.Name, ast.Attribute, ast.Constant, ast.Call, ast.JoinedStr, ast.Subscript))
+    before, after = ("", "") if simple else ("(", ")")
+    edits = wrap_expression(facts.source, target, before, f"{after} if {accelerator}.is_main_process else os.devnull")
+    return Change(CODE, NAME, "the other ranks write to nowhere: one file has one writer", call.lineno, merge([edits, ensure_import(facts.source, "", "os")]), source="R30")
+
+
+def _runs(facts: Facts, statements: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """Neighbours in one block go under one guard."""
+    wanted = set(statements)
+    seen: set[ast.stmt] = set()
+    for statement in sorted(statements, key=lambda s: s.lineno):
+        if statement in seen:
+            continue
+        block = facts.source.block(statement)
+        index = next(i for i, s in enumerate(block) if s is statement)
+        run = [statement]
+        for following in block[index + 1 :]:
+            if following not in wanted or not facts.source.alone(following) or not facts.source.alone(statement):
+                break
+            run.append(following)
+        seen |= set(run)
+        yield run

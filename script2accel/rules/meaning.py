@@ -1,0 +1,88 @@
+"""Say once what several processes change by their nature.
+
+Losses that sum over the batch, batch statistics, and training numbers that are one rank's own: they can't be converted away, so they are named, with their lines.
+Left alone: losses that average, normalisation per sample, numbers that are gathered.
+Source: https://huggingface.co/docs/accelerate/concept_guides/performance
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from script2accel.analysis.facts import Facts
+from script2accel.analysis.values import NOTHING
+from script2accel.change.plan import Change
+from script2accel.decisions import Decisions
+from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.knowledge import torch as names
+
+CODE, NAME = "S2A250", "meaning"
+SUM = Message(
+    "S2A251",
+    Severity.WARNING,
+    "warning: this training loss sums over the batch; gradients are averaged over the ranks, so with N processes it is 1/N of the sum over the global batch",
+    "average over the batch, or multiply the loss by `accelerator.num_processes` in front of the backward pass",
+)
+BATCH_NORM = Message("S2A252", Severity.NOTE, "batch statistics are those of each rank's own batch ({count} such layers)", "`torch.nn.SyncBatchNorm.convert_sync_batchnorm` before prepare makes them global")
+ONE_RANK = Message("S2A253", Severity.NOTE, "training numbers that are printed are those of the main process's own batches", "")
+WHOLE = Message(
+    "S2A254",
+    Severity.WARNING,
+    "warning: this divides a rank's own sum by the size of the whole dataset: with N processes it shows 1/N",
+    "divide by the number of samples that this rank has seen",
+)
+EXAMPLES: list[tuple[str, str | None]] = []
+
+
+def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    if not decisions.plan.prepares:
+        return
+    for call in _sums(facts):
+        yield SUM.at(call.lineno, call.col_offset + 1)
+    layers = [c for c in facts.calls if names.BATCH_NORM.match(facts.path(c)) and not facts.path(c).endswith("SyncBatchNorm")]
+    if layers:
+        yield BATCH_NORM.at(layers[0].lineno, layers[0].col_offset + 1, count=len(layers))
+    for node in facts.source.nodes:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and facts.machine.marks_of(node.left) and _whole_dataset(facts, node.right):
+            yield WHOLE.at(node.lineno, node.col_offset + 1)
+    marked = next((c for c in facts.calls if facts.path(c) == "print" and any(facts.machine.marks_of(a) for a in c.args)), None)
+    if marked is not None:
+        yield ONE_RANK.at(marked.lineno, marked.col_offset + 1)
+
+
+def _sums(facts: Facts) -> list[ast.Call]:
+    """Calls that make a summing loss which training uses: a criterion's constructor, a functional loss."""
+    found = []
+    for call in facts.calls:
+        if not any(names.LOSS_MODULE.match(p) or names.LOSS_FUNCTION.match(p) for p in facts.any_path(call)):
+            continue
+        if any(_summing(k) for k in call.keywords) and _trains(facts, call):
+            found.append(call)
+    return found
+
+
+def _summing(keyword: ast.keyword) -> bool:
+    match keyword:
+        case ast.keyword(arg="reduction", value=ast.Constant(value="sum")):
+            return True
+        case ast.keyword(arg="size_average", value=ast.Constant(value=False)):
+            return True
+    return False
+
+
+def _trains(facts: Facts, call: ast.Call) -> bool:
+    """Whether the call's loss, or one of the criterion that it makes, is computed in a training loop."""
+    used = [call]
+    for obj in facts.machine.at.get(call, NOTHING).objs:
+        used += [n for what, n in facts.machine.uses.get(obj, ()) if what == "call" and isinstance(n, ast.Call)]
+    return any(facts.in_train_loop(node) for node in used)
+
+
+def _whole_dataset(facts: Facts, node: ast.expr) -> bool:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id == "len" and inner.args:
+            arg = inner.args[0]
+            if isinstance(arg, ast.Attribute) and arg.attr == "dataset" or facts.roles.of_node(arg) == "dataset":
+                return True
+    return False

@@ -1,0 +1,56 @@
+"""Print once.
+
+`print` in and around the loops becomes `accelerator.print`, which speaks on the main process of each machine only.
+Left alone: prints in front of an exit (usage errors), in classes that have no accelerator, outside of training.
+Source: https://huggingface.co/docs/accelerate/basic_tutorials/execution#execute-on-one-process
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from script2accel.analysis.context import guarded
+from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.change.edits import replace
+from script2accel.change.plan import Change
+from script2accel.decisions import Decisions
+from script2accel.diagnostics import Diagnostic, Message, Severity
+
+CODE, NAME = "S2A703", "print"
+EVERY_RANK = Message("S2A713", Severity.NOTE, "this prints on every rank: its class has no accelerator", "")
+EXAMPLES: list[tuple[str, str | None]] = []
+
+
+def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    for call in facts.calls:
+        if facts.path(call) != "print" or not isinstance(facts.source.parents[call], ast.Expr):
+            continue
+        if facts.in_module(call) or facts.inside_class(call, facts.dataset_classes) or guarded(facts, call) or _before_exit(facts, call):
+            continue
+        if not _around_training(facts, decisions, call):
+            continue
+        if decisions.method_of(call) and not decisions.everywhere and not decisions.class_has(call):
+            yield EVERY_RANK.at(call.lineno, call.col_offset + 1)
+            continue
+        edits = replace(facts.source, call.func, f"{decisions.accelerator(call)}.print")
+        yield Change(CODE, NAME, "one line of output, not one per process", call.lineno, edits, essential=False, source="R34")
+
+
+def _before_exit(facts: Facts, call: ast.Call) -> bool:
+    """Whether the program ends, or an error is raised, behind the print in its block."""
+    statement = facts.source.statement(call)
+    block = facts.source.block(statement)
+    behind = block[next(i for i, s in enumerate(block) if s is statement) + 1 :]
+    return any(isinstance(s, ast.Raise) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and facts.machine.ends(s.value)) for s in behind[-1:])
+
+
+def _around_training(facts: Facts, decisions: Decisions, call: ast.Call) -> bool:
+    function = facts.function(call)
+    loops = [loop.loop for loop in (*facts.train_loops, *facts.eval_loops)]
+    if any(facts.function(loop) is function for loop in loops) and isinstance(function, FUNCTIONS):
+        return True
+    if any(loop in facts.training_loops for loop in facts.all_loops(call)) or any(loop.loop in facts.all_loops(call) for loop in facts.eval_loops):
+        return True
+    order = facts.machine.order
+    return any(p.scope is function and order.get(facts.source.statement(call), 0) >= order.get(p.anchor, 0) for p in decisions.plan.prepares)

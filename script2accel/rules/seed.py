@@ -1,0 +1,76 @@
+"""Seed with `set_seed`, in place.
+
+Where `random`, `numpy` and `torch` are seeded together with one number, `set_seed(number)` does the same in one line, so the stream of one process is unchanged.
+Where noise is drawn in the training loop, the other ranks are seeded apart behind prepare: they'd all draw the first rank's noise otherwise.
+Left alone when only some of the generators are seeded, or with different numbers: the calls do the same on every rank, which is right.
+Source: https://huggingface.co/docs/accelerate/concept_guides/performance#setting-the-seed
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from script2accel.analysis.facts import Facts
+from script2accel.analysis.randomness import Seeding, loop_draws, seedings
+from script2accel.change.edits import CannotEditError, add_before, add_behind, ensure_import, merge, remove_statement, replace
+from script2accel.change.plan import Change
+from script2accel.decisions import Decisions
+from script2accel.diagnostics import Diagnostic, Message, Severity
+
+CODE, NAME = "S2A206", "seed"
+SAME_NOISE = Message(
+    "S2A216",
+    Severity.WARNING,
+    "noise is drawn here in the training loop, and every rank is seeded alike: all ranks draw the same noise",
+    "seed the other ranks apart behind prepare: `set_seed(seed, device_specific=True)`",
+)
+EXAMPLES: list[tuple[str, str | None]] = []
+
+
+def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    found = seedings(facts)
+    for run in _runs(facts, found):
+        first, *rest = run
+        edits = [replace(facts.source, first.statement, f"set_seed({first.text})")]
+        edits += [remove_statement(facts.source, other.statement) for other in rest]
+        edits.append(ensure_import(facts.source, "accelerate.utils", "set_seed"))
+        yield Change(CODE, NAME, "one call seeds random, numpy and torch on every rank", first.statement.lineno, merge(edits), essential=False, source="R44")
+    yield from _apart(facts, decisions, found)
+
+
+def _runs(facts: Facts, found: list[Seeding]) -> Iterator[list[Seeding]]:
+    """Neighbouring seedings with one number that reach random, numpy and torch."""
+    by_block: dict[int, list[Seeding]] = {}
+    for seeding in found:
+        if facts.source.alone(seeding.statement) and not any(facts.path(c) == "set_seed" for c in ast.walk(seeding.statement) if isinstance(c, ast.Call)):
+            by_block.setdefault(id(facts.source.block(seeding.statement)), []).append(seeding)
+    for group in by_block.values():
+        block = facts.source.block(group[0].statement)
+        places = [next(i for i, s in enumerate(block) if s is seeding.statement) for seeding in group]
+        neighbours = places == list(range(places[0], places[0] + len(places)))
+        texts = {seeding.text for seeding in group}
+        if neighbours and len(texts) == 1 and {"random", "numpy", "torch"} <= {seeding.what for seeding in group}:
+            yield group
+
+
+def _apart(facts: Facts, decisions: Decisions, found: list[Seeding]) -> Iterator[Change | Diagnostic]:
+    draws = loop_draws(facts)
+    torch_seeds = [s for s in found if s.what in ("torch", "all")]
+    if not draws or not torch_seeds or not decisions.plan.prepares:
+        return
+    seed = torch_seeds[-1]
+    prepare = decisions.plan.prepares[-1]
+    reachable = isinstance(seed.node, ast.Constant) or seed.scope is prepare.scope or isinstance(seed.scope, ast.Module)
+    if not reachable or not isinstance(seed.node, (ast.Constant, ast.Name, ast.Attribute)):
+        yield SAME_NOISE.at(draws[0].lineno, draws[0].col_offset + 1)
+        return
+    accelerator = decisions.accelerator(prepare.anchor)
+    code = f"if not {accelerator}.is_main_process:\n\tset_seed({seed.text}, device_specific=True)"
+    add = add_behind if prepare.behind else add_before
+    try:
+        edits = merge([add(facts.source, prepare.anchor, code), ensure_import(facts.source, "accelerate.utils", "set_seed")])
+    except CannotEditError:
+        yield SAME_NOISE.at(draws[0].lineno, draws[0].col_offset + 1)
+        return
+    yield Change(CODE, NAME, f"noise is drawn in the loop (line {draws[0].lineno}): the other ranks draw their own", prepare.anchor.lineno, edits, source="R44")

@@ -1,0 +1,210 @@
+"""Refuse the shapes of training that aren't converted yet.
+
+Several backward passes per batch, batches without a DataLoader, closures, EMA copies, compiled models, gradients by `autograd.grad`, optimizers with steps of their own, iterable
+datasets and samplers of the script's own: each needs a conversion of its own, and a wrong one would train another model silently.
+Left alone: one backward pass per batch of a DataLoader, and an optimizer of PyTorch's form.
+Source: https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from script2accel.analysis.context import quiet
+from script2accel.analysis.facts import Facts
+from script2accel.analysis.values import NOTHING, Obj
+from script2accel.change.plan import Change
+from script2accel.decisions import Decisions
+from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.knowledge import torch as names
+
+CODE, NAME = "S2A230", "training-shape"
+SEVERAL = Message(
+    "S2A231",
+    Severity.ERROR,
+    "a second backward pass in the same step (the first: line {first}): whether they share a graph or a model can't be shown",
+    "sum the losses into one backward pass where the training allows it, and convert again",
+)
+NO_LOADER = Message(
+    "S2A232",
+    Severity.ERROR,
+    "this loop trains on batches that no DataLoader deals out: every rank would train on the same data",
+    "let a DataLoader give the batches, and convert again",
+)
+CLOSURE = Message(
+    "S2A233",
+    Severity.ERROR,
+    "`{text}` steps with a closure: a prepared optimizer's step gives no loss back (measured)",
+    "use an optimizer that steps without a closure",
+)
+EMA = Message(
+    "S2A234",
+    Severity.ERROR,
+    "`{text}` is a moving average of the weights: it must follow the unwrapped model, and only where gradients are synchronised",
+    "take it out, convert, and update it from `accelerator.unwrap_model(model)` by hand",
+)
+COMPILED = Message(
+    "S2A235",
+    Severity.ERROR,
+    "`{text}`: a compiled model is wrapped once more by prepare, and its keys change",
+    "take it out, convert, and choose the dynamo backend in the accelerate config",
+)
+BY_HAND = Message(
+    "S2A236",
+    Severity.ERROR,
+    "`{text}` takes gradients past the wrapped model: they'd not be synchronised between ranks (measured)",
+    "reach the gradient through one backward pass of a summed loss",
+)
+OWN_STEP = Message(
+    "S2A237",
+    Severity.ERROR,
+    "`{text}` isn't a step of PyTorch's form: prepare wouldn't reach the optimizer inside",
+    "use an optimizer of torch.optim, or convert by hand",
+)
+STREAM = Message(
+    "S2A238",
+    Severity.ERROR,
+    "the dataset of this loader is iterable: rank 0 would read it all, and a stream that shards itself would lose data",
+    "use a map-style dataset, or convert by hand with `dispatch_batches=False`",
+)
+OWN_SAMPLER = Message(
+    "S2A239",
+    Severity.ERROR,
+    "`{text}` is a sampler of the script's own: if it draws from the global generator, ranks get overlapping data (measured)",
+    "use a sampler of torch.utils.data, or give it a `torch.Generator` and convert by hand",
+)
+ELSEWHERE = Message(
+    "S2A240",
+    Severity.ERROR,
+    "{what} goes to `{text}`, whose code is in another file: what it does with it can't be seen",
+    "move the loop into this file (projects of several files aren't converted yet)",
+)
+MANUAL = Message(
+    "S2A241",
+    Severity.ERROR,
+    "`{text}` changes weights by hand: no optimizer does it, so nothing is left for prepare",
+    "let an optimizer of torch.optim step",
+)
+EXAMPLES: list[tuple[str, str | None]] = []
+LIBRARIES = frozenset(
+    "torch torchvision torchaudio torchtext numpy np tqdm accelerate transformers math copy functools itertools os sys time json random collections argparse logging "
+    "datetime re pickle shutil glob csv sklearn scipy pandas matplotlib PIL cv2 evaluate datasets seaborn skimage einops timm typing pathlib string warnings contextlib "
+    "operator statistics heapq yaml tensorboardX wandb nltk progress termcolor pprint inspect gc threading queue subprocess platform socket uuid hashlib dataclasses enum types "
+    "textwrap traceback psutil h5py imageio torchmetrics".split()
+)
+
+
+def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    yield from _backwards(facts)
+    for loop in facts.train_loops:
+        if not loop.loaders:
+            yield NO_LOADER.at(loop.loop.lineno, loop.loop.col_offset + 1)
+    yield from _steps(facts)
+    yield from _calls(facts, decisions)
+    yield from _loaders(facts)
+    yield from _other_files(facts, decisions)
+
+
+def _backwards(facts: Facts) -> Iterator[Diagnostic]:
+    for loop in facts.train_loops:
+        seen: list[ast.Call] = []
+        for backward in sorted(loop.backwards, key=lambda b: b.call.lineno):
+            rival = next((other for other in seen if not _exclusive(facts, other, backward.call)), None)
+            if rival is not None:
+                yield SEVERAL.at(backward.call.lineno, backward.call.col_offset + 1, first=rival.lineno)
+            seen.append(backward.call)
+        for call in seen:
+            if any(k.arg == "retain_graph" and not (isinstance(k.value, ast.Constant) and not k.value.value) for k in call.keywords):
+                yield SEVERAL.at(call.lineno, call.col_offset + 1, first=call.lineno)
+    loose = [b for b in facts.backwards if not facts.all_loops(b.call) and not facts.in_module(b.call)]
+    for backward in loose:
+        yield NO_LOADER.at(backward.call.lineno, backward.call.col_offset + 1)
+
+
+def _exclusive(facts: Facts, one: ast.AST, other: ast.AST) -> bool:
+    """Whether two places stand in different branches of one `if`."""
+    above = {p: c for p, c in _branches(facts, one)}
+    return any(p in above and above[p] != c for p, c in _branches(facts, other))
+
+
+def _branches(facts: Facts, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    child = node
+    for parent in facts.source.ancestors(node):
+        if isinstance(parent, ast.If):
+            yield parent, "body" if child in parent.body else "orelse"
+        child = parent
+
+
+def _steps(facts: Facts) -> Iterator[Diagnostic]:
+    for step in facts.optimizer_steps:
+        text = facts.source.segment(step.call)
+        if step.call.args or step.call.keywords:
+            yield CLOSURE.at(step.call.lineno, step.call.col_offset + 1, text=text)
+        elif any(_foreign(facts, o) for o in step.objs):
+            yield OWN_STEP.at(step.call.lineno, step.call.col_offset + 1, text=text)
+    for call in facts.calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("first_step", "second_step", "swap_swa_sgd", "step_and_update_lr"):
+            yield OWN_STEP.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.func))
+    if facts.backwards and not facts.optimizer_steps:
+        call = facts.backwards[0].call
+        yield MANUAL.at(call.lineno, call.col_offset + 1, text=facts.source.segment(facts.source.statement(call))[:60])
+
+
+def _foreign(facts: Facts, obj: Obj) -> bool:
+    """An optimizer whose class is the script's own and no torch optimizer, or whose making isn't seen."""
+    if obj.kind == "instance":
+        return True
+    return obj.kind == "made" and not names.OPTIMIZER.match(obj.path) and obj.path.startswith("torch.") is False and bool(obj.path)
+
+
+def _calls(facts: Facts, decisions: Decisions) -> Iterator[Diagnostic]:
+    for call in facts.calls:
+        paths = facts.any_path(call)
+        text = facts.source.segment(call.func)
+        place = (call.lineno, call.col_offset + 1)
+        if any(names.EMA.match(p) for p in paths) or (facts.roles.of_node(call) == "ema" and _updated(facts, call)):
+            yield EMA.at(*place, text=text)
+        elif any(p == "torch.compile" for p in paths):
+            yield COMPILED.at(*place, text=text)
+        elif any(p == "torch.autograd.grad" for p in paths) and not quiet(facts, call):
+            yield BY_HAND.at(*place, text=text)
+
+
+def _updated(facts: Facts, call: ast.Call) -> bool:
+    """Whether a copy of the model is changed after it was made."""
+    for obj in facts.machine.at.get(call, NOTHING).objs:
+        if any(what in (".parameters", ".state_dict", ".named_parameters", ".buffers") for what, _ in facts.machine.uses.get(obj, ())):
+            return True
+    return False
+
+
+def _loaders(facts: Facts) -> Iterator[Diagnostic]:
+    for loader in facts.loaders:
+        if loader.site is None:
+            continue
+        place = (loader.site.lineno, loader.site.col_offset + 1)  # type: ignore[attr-defined]
+        dataset = loader.arguments[0] if loader.arguments else loader.keywords.get("dataset", NOTHING)
+        if any(o.kind == "instance" and o.base is not None and facts.machine.reaches(o.base, names.ITERABLE_DATASET_BASE) for o in dataset.objs):
+            yield STREAM.at(*place)
+        for key in ("sampler", "batch_sampler"):
+            for obj in loader.keywords.get(key, NOTHING).objs:
+                if obj.kind == "instance":
+                    yield OWN_SAMPLER.at(*place, text=str(obj.name))
+
+
+def _other_files(facts: Facts, decisions: Decisions) -> Iterator[Diagnostic]:
+    """Prepared objects that go to functions of unknown files."""
+    for call in facts.calls:
+        root = facts.path(call).lstrip(".").split(".")[0]
+        path = facts.path(call)
+        if not path or (root in LIBRARIES and not path.startswith(".")) or "." not in path:
+            continue
+        for arg in (*call.args, *(k.value for k in call.keywords)):
+            for obj in facts.machine.at.get(arg, NOTHING).objs:
+                role = facts.roles.of(obj)
+                if obj.kind == "prepared" and role in ("model", "optimizer", "loader"):
+                    yield ELSEWHERE.at(call.lineno, call.col_offset + 1, what=f"the {role}", text=facts.source.segment(call.func))
+                    break
+
+

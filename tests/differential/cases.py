@@ -1,0 +1,85 @@
+"""The fixture scripts, as the differential tests read them from case.toml."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import FIXTURES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCRIPTS = FIXTURES / "scripts"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fixture script and how it is run.
+
+    `argv` starts it, `then` starts it again in the same folder (a resumed run). With two processes the batch is halved: by `argv_two`/`then_two`
+    where the script has a flag for it, else by the instrument. `files` must be among the files that it writes; all of them are compared.
+    `metric` finds the printed lines whose numbers two processes must agree on. `two = false` needs `why_not`.
+    """
+
+    name: str
+    shape: str
+    outcome: str
+    argv: tuple[str, ...] = ()
+    argv_two: tuple[str, ...] | None = None
+    then: tuple[str, ...] | None = None
+    then_two: tuple[str, ...] | None = None
+    files: tuple[str, ...] = ()
+    local_files: tuple[str, ...] = ()
+    metric: str | None = None
+    two: bool = False
+    why_not: str = ""
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    diagnostics: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> bytes:
+        """The script's text."""
+        return (SCRIPTS / self.name / "before.py").read_bytes()
+
+    def runs(self, *, halved: bool) -> tuple[tuple[str, ...], ...]:
+        """The argument lists, one for each time that the script is started."""
+        first = self.argv_two if halved and self.argv_two is not None else self.argv
+        again = self.then_two if halved and self.then_two is not None else self.then
+        return (first,) if again is None else (first, again)
+
+    def divisor(self, processes: int) -> int:
+        """What the instrument divides batch sizes by: nothing where a flag does it, or accelerate splits the batch."""
+        return 1 if self.argv_two is not None or self.options.get("batch") == "global" else processes
+
+
+def read(folder: Path) -> Case:
+    """The case of one fixture folder. Raises ValueError on an unknown key or a missing reason."""
+    values = tomllib.loads((folder / "case.toml").read_text(encoding="utf-8"))
+    unknown = set(values) - set(Case.__dataclass_fields__)
+    if unknown:
+        raise ValueError(f"{folder.name}/case.toml: unknown key {sorted(unknown)[0]!r}")
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    case = Case(name=folder.name, **{**values, **lists})
+    if case.outcome == "converted" and not case.two and not case.why_not:
+        raise ValueError(f"{folder.name}/case.toml: `two = false` needs `why_not`")
+    if case.metric:
+        re.compile(case.metric)
+    return case
+
+
+def every() -> tuple[Case, ...]:
+    """All fixture scripts, by name."""
+    return tuple(read(path.parent) for path in sorted(SCRIPTS.glob("*/before.py")))
+
+
+def named(name: str) -> Case:
+    """One fixture script."""
+    return read(SCRIPTS / name)
