@@ -354,6 +354,12 @@ class Decisions:
         owner = self.method_of(node)
         return f"{owner}.{self.name}" if owner and not self.everywhere else self.name
 
+    def class_has(self, node: ast.AST) -> bool:
+        """Whether the class of the method that a node stands in trains, evaluates or prepares: it has an accelerator anyway."""
+        owner = self.facts.inside_class(node, {n for n in self.facts.source.nodes if isinstance(n, ast.ClassDef)})
+        places = [*(b.call for b in self.facts.backwards), *(p.anchor for p in self.plan.prepares), *(g.statement for g in self.plan.gathers)]
+        return owner is not None and any(parent is owner for place in places for parent in self.facts.source.ancestors(place))
+
     def method_of(self, node: ast.AST) -> str:
         """The name of `self` where the node stands in a method of a class of the script, else ''."""
         child: ast.AST = self.facts.function(node)

@@ -75,7 +75,7 @@ class Calls(Expressions):
 
     def _made(self, callee: Obj, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
         """A new object that a call gave; its arguments are remembered, and that they were given."""
-        obj = self.world.obj("made", "", callee, node)
+        obj = self.world.obj("made", self.phase, callee, node)
         obj.arguments, obj.keywords = args, keywords
         self._given(node, args, keywords, callee)
         return Value(frozenset((obj,)), marks)
@@ -274,7 +274,7 @@ class Calls(Expressions):
             return Value(made.objs | first.objs, marks) if first.objs else made
         if path.startswith("accelerate.") and AGREEING_FUNCTIONS.match(path):
             self._given(node, args, keywords, obj)
-            return Value(first.objs, frozenset())
+            return self.agreed(first)
         if path in ("accelerate.skip_first_batches", "accelerate.data_loader.skip_first_batches"):
             return first
         if names.CLOCK.match(path) or names.RANDOM_FACTORY.match(path):
@@ -331,13 +331,26 @@ class Calls(Expressions):
             return Value(frozenset(o.inner for o in first.objs), first.marks)
         if name in AGREEING:
             self._given(node, args, keywords, base)
-            return Value(first.objs or self._made(base, node, args, keywords, frozenset()).objs, frozenset())
+            agreed = Value(self.agreed(first).objs, frozenset())
+            return agreed if agreed.objs else Value(self._made(base, node, args, keywords, frozenset()).objs, frozenset())
         if name == "pad_across_processes" or name == "skip_first_batches":
             return first
         if name == "backward":
             for o in first.objs:
                 self.use(o, "backward", node)
         return None
+
+    def agreed(self, value: Value) -> Value:
+        """The value when all ranks hold the same: no marks, in its containers neither."""
+        objs = []
+        for obj in value.objs:
+            if obj.kind in ("tuple", "list", "dict"):
+                twin = self.world.obj(obj.kind, "agreed", None, obj.site)
+                for (_, key), part in self._elements(obj):
+                    self.put((twin, key), self.agreed(part))
+                obj = twin
+            objs.append(obj)
+        return Value(frozenset(objs), frozenset())
 
     def _container(self, base: Obj, name: str, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
         if name in ("append", "add", "appendleft") and args:

@@ -103,6 +103,8 @@ def fixed_device(facts: Facts, node: ast.expr) -> bool:
         value = facts.machine.at.get(node, NOTHING)
         if node.id in defined or any(o.kind in ("param",) for o in value.objs):
             return False
+        if any(o.kind == "attr" and o.name == "device" and not _from_arguments(frozenset((o,))) for o in value.objs):
+            return False
         return not any(o.kind == "made" or facts.roles.of(o) == "device" for o in value.objs) or any(o.kind == "const" for o in value.objs)
     if isinstance(node, ast.Attribute):
         text = ast.unparse(node)

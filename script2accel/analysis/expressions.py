@@ -38,6 +38,8 @@ class Expressions:
         self.order: dict[ast.stmt, int] = {}
         self.guard: frozenset[ast.AST] = frozenset()
         self.steps = 0
+        self.phase = ""
+        self.unmarked: set[ast.AST] = set()
         self.definitions = [node for node in source.nodes if isinstance(node, FUNCTIONS)]
         self.locals: list[dict[str, Value]] = []
         self.bound: dict[ast.AST, set[str]] = {}
@@ -160,6 +162,8 @@ class Expressions:
     def eval(self, node: ast.expr, scope: ast.AST) -> Value:
         """What an expression can hold here; remembered."""
         value = getattr(self, f"ev_{type(node).__name__}", self._parts)(node, scope)
+        if not value.marks:
+            self.unmarked.add(node)
         old = self.at.get(node)
         self.at[node] = value if old is None else old.join(value)
         return value
@@ -292,6 +296,15 @@ class Expressions:
             return node.value
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             return -node.operand.value if isinstance(node.operand.value, int) else None
+        if isinstance(node, ast.Name) and self.phase:
+            for table in reversed(self.locals):
+                if node.id in table:
+                    now = table[node.id]
+                    break
+            else:
+                now = self.last(node)
+            if len(now.objs) == 1 and next(iter(now.objs)).kind == "const":
+                return next(iter(now.objs)).name
         values = [o.name for o in self.at[node].objs] if node in self.at and all(o.kind == "const" for o in self.at[node].objs) else []
         return values[0] if len(values) == 1 else None
 
@@ -373,6 +386,9 @@ class Expressions:
             source = self.eval(generator.iter, scope)
             self.iterated(source, generator)
             marks |= source.marks
+            phases = self.phases(generator.iter)
+            if isinstance(node, ast.DictComp) and phases and len(node.generators) == 1 and isinstance(generator.target, ast.Name) and not generator.ifs:
+                return self._phase_dict(node, generator.target, phases, scope)
             if generator is node.generators[0]:
                 self.locals.append(table)
             self._bind_local(generator.target, self.element(source, generator), table, source.marks)
@@ -390,6 +406,22 @@ class Expressions:
         return Value(frozenset((obj,)), marks | value.marks)
 
     ev_ListComp = ev_SetComp = ev_GeneratorExp = ev_DictComp = _comprehension
+
+    def _phase_dict(self, node: ast.DictComp, target: ast.Name, phases: list[object], scope: ast.AST) -> Value:
+        """`{x: make(x) for x in ["train", "val"]}`: one value for each key."""
+        obj = self.world.obj("dict", "", None, node)
+        marks: frozenset[ast.AST] = frozenset()
+        for phase in phases:
+            old, self.phase = self.phase, f"{self.phase}/{phase}"
+            self.locals.append({target.id: self.world.value("const", phase)})
+            key = self.eval(node.key, scope)
+            value = self.eval(node.value, scope)
+            names = [o.name for o in key.objs if o.kind == "const"]
+            self.put((obj, ("key", names[0])) if len(names) == 1 else (obj, "*"), value)
+            marks |= value.marks
+            self.locals.pop()
+            self.phase = old
+        return Value(frozenset((obj,)), marks)
 
     def _bind_local(self, target: ast.expr, value: Value, table: dict[str, Value], marks: frozenset[ast.AST]) -> None:
         self.at[target] = self.at[target].join(value) if target in self.at else value
@@ -487,7 +519,26 @@ class Expressions:
                 return True
             case ast.Compare(left=ast.Constant(value="__main__"), ops=[ast.Eq()], comparators=[ast.Name(id="__name__")]):
                 return True
+            case ast.Compare(left=ast.Name() as name, ops=[ast.Eq() | ast.NotEq() as op], comparators=[ast.Constant(value=wanted)]) if self.phase:
+                value = self.last(name)
+                if len(value.objs) == 1 and next(iter(value.objs)).kind == "const":
+                    same = next(iter(value.objs)).name == wanted
+                    return same if isinstance(op, ast.Eq) else not same
+            case ast.BoolOp(op=op, values=parts) if self.phase:
+                known = [self.truth(part) for part in parts]
+                decisive = isinstance(op, ast.Or)
+                return decisive if decisive in known else None if None in known else not decisive
         return None
+
+    def last(self, name: ast.Name) -> Value:
+        """What a variable of the scope holds now."""
+        return self.store.get((self.owner(self.source.scope(name), name.id), name.id), NOTHING)
+
+    def phases(self, node: ast.expr) -> list[object]:
+        """The constants that a written list or tuple of at most four holds, else nothing."""
+        if isinstance(node, (ast.List, ast.Tuple)) and 0 < len(node.elts) <= 4 and all(isinstance(e, ast.Constant) and isinstance(e.value, str) for e in node.elts):
+            return [e.value for e in node.elts if isinstance(e, ast.Constant)]
+        return []
 
     def marks_of(self, node: ast.AST) -> frozenset[ast.AST]:
         """What makes an expression differ between ranks."""

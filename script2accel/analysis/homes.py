@@ -37,6 +37,11 @@ class Homes:
                 scope, statement = facts.function(node), source.statement(node)
                 if isinstance(source.scope(node), (ast.ClassDef, ast.Lambda)):
                     continue
+            for (_, key), part in [item for o in value.objs if o.kind == "dict" for item in machine._elements(o)]:
+                if isinstance(key, tuple) and isinstance(key[1], str) and isinstance(statement, ast.Assign):
+                    for obj in part.objs:
+                        if obj.kind in ("made", "instance", "prepared"):
+                            self.table.setdefault(obj.inner, []).append(Binding(f"{path}[{key[1]!r}]", scope, statement))
             for obj in value.objs:
                 if obj.kind not in ("const", "external", "function", "class"):
                     self.table.setdefault(obj.inner, []).append(Binding(path, scope, statement))

@@ -183,6 +183,10 @@ class Machine(Calls):
     def do_For(self, node: ast.For | ast.AsyncFor, scope: ast.AST) -> bool:
         source = self.eval(node.iter, scope)
         self.iterated(source, node)
+        phases = self.phases(node.iter)
+        if phases:
+            self._unrolled(node, phases, scope)
+            return False
         self._loop(node, scope, lambda: self.assign(node.target, self.element(source, node), scope))
         return False
 
@@ -196,6 +200,15 @@ class Machine(Calls):
         self.guard = guard
         forever = isinstance(node.test, ast.Constant) and node.test.value
         return bool(forever) and not any(isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(node))
+
+    def _unrolled(self, node: ast.For | ast.AsyncFor, phases: list[object], scope: ast.AST) -> None:
+        """A loop over a few written constants is run once for each of them, so that what belongs to one phase stays there."""
+        for phase in phases:
+            old, self.phase = self.phase, f"{self.phase}/{phase}"
+            self.assign(node.target, self.world.value("const", phase), scope)
+            self.execute(node.body, scope)
+            self.phase = old
+        self.execute(node.orelse, scope)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, scope: ast.AST, bind: Callable[[], None]) -> None:
         for turn in range(1 if self.rerun else 2):

@@ -106,6 +106,8 @@ def _opens_for_writing(facts: Facts, call: ast.Call) -> bool:
     if facts.path(call) not in ("open", "io.open"):
         return False
     mode = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "mode"), None)
+    if call.args and "is_main_process" in facts.source.segment(call.args[0]):
+        return False
     text = mode.value if isinstance(mode, ast.Constant) and isinstance(mode.value, str) else "r" if mode is None else "w"
     return any(mark in text for mark in "wax+") and bool(call.args)
 

@@ -66,7 +66,7 @@ PLANTED = (
         "second model not prepared",
         "center_loss",
         (
-            ("    model, center_loss, optimizer, train_loader", "    model, optimizer, train_loader"),
+            ("    model, center_loss, optimizer, train_loader, test_loader =", "    model, optimizer, train_loader, test_loader ="),
             ("        model, center_loss, optimizer, train_loader, test_loader)", "        model, optimizer, train_loader, test_loader)"),
         ),
         "ranks 0 and 1 differ",
