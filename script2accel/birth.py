@@ -20,6 +20,7 @@ UNREACHED = Message(
     "pass it by hand, or call the function directly, and convert again",
 )
 DEAD = Message("S2A228", Severity.WARNING, "`{name}` is called nowhere in this file; it now takes `{accelerator}` as its first argument", "whoever calls it must pass the accelerator")
+BIRTH = -10  # in front of whatever else is put before the same statement
 Unit = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -143,7 +144,7 @@ def _born(facts: Facts, decisions: Decisions, needs: _Needs, home: Unit) -> Chan
         assert isinstance(home, FUNCTIONS)
         anchor = _earliest(facts, decisions, home.body)
         code, imports = _birth_lines(facts, decisions, decisions.name)
-    edits = merge([add_before(facts.source, anchor, code), *imports])
+    edits = merge([add_before(facts.source, anchor, code, rank=BIRTH), *imports])
     return Change(CODE, NAME, "one accelerator, born before what it prepares", anchor.lineno, edits, gives=frozenset({"accelerator"}), source="R01")
 
 
@@ -181,7 +182,7 @@ def _born_at_module(facts: Facts, decisions: Decisions, needs: _Needs) -> Iterat
     code, imports = _birth_lines(facts, decisions, decisions.name)
     imports = [_above(facts, anchor, edit) for edit in imports]
     try:
-        edits = merge([add_before(facts.source, anchor, code), *imports])
+        edits = merge([add_before(facts.source, anchor, code, rank=BIRTH), *imports])
     except CannotEditError as error:
         yield UNREACHED.at(anchor.lineno, name="the module", why=error.why)
         return
@@ -199,7 +200,7 @@ def _above(facts: Facts, anchor: ast.stmt, edits: tuple[Edit, ...]) -> tuple[Edi
     moved = []
     for edit in edits:
         if isinstance(edit, Lines) and edit.line >= anchor.lineno:
-            edit = Lines(anchor.lineno, edit.text, False)
+            edit = Lines(anchor.lineno, edit.text, False, BIRTH - 1)
         moved.append(edit)
     return tuple(moved)
 
@@ -240,7 +241,7 @@ def _give(facts: Facts, decisions: Decisions, unit: Unit, sites: list[ast.Call],
         owner = function.args.args[0].arg
         edits.append(add_parameter(source, function, name, method=True))
         try:
-            edits.append(add_before(source, _first(function.body), f"{owner}.{name} = {name}"))
+            edits.append(add_before(source, _first(function.body), f"{owner}.{name} = {name}", rank=BIRTH))
         except CannotEditError as error:
             yield UNREACHED.at(unit.lineno, name=unit.name, why=error.why)
             return

@@ -27,7 +27,7 @@ Ident = tuple[object, ...]
 def ident(obj: Obj) -> Ident:
     """What an object is, the same in every run over the same tree."""
     obj = obj.inner
-    return (obj.kind, obj.name, obj.site, ident(obj.base) if obj.base is not None else None)
+    return (obj.kind, obj.name, obj.site, obj.context, ident(obj.base) if obj.base is not None else None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,8 @@ def plan_evaluation(facts: Facts, loop: EvalLoop) -> Gather | EveryRank:
 
 def _gatherable(facts: Facts, loop: EvalLoop) -> Gather | tuple[str, ast.AST]:
     node = loop.loop
+    if loop.mixed:
+        return "the same loop trains over another loader", node
     if len(loop.forwards) != 1:
         return "the model runs more than once per batch", node
     call = loop.forwards[0].call

@@ -22,6 +22,9 @@ class Calls(Expressions):
 
     def ev_Call(self, node: ast.Call, scope: ast.AST) -> Value:
         callee = self.eval(node.func, scope)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+            for loop, objs in self.running:
+                self.trained.setdefault(loop, set()).update(objs)
         args: list[Value] = []
         for arg in node.args:
             value = self.eval(arg, scope)
@@ -31,7 +34,20 @@ class Calls(Expressions):
         keywords = {keyword.arg: self.eval(keyword.value, scope) for keyword in node.keywords}
         if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
             return self._super(node, scope)
-        return self.call_objects(callee, node, args, keywords)
+        result = self.call_objects(callee, node, args, keywords)
+        return result.marked(frozenset((node,))) if self._past_forward(node.func) else result
+
+    def _past_forward(self, func: ast.expr) -> bool:
+        """Whether a call goes past the forward of a prepared object, through an attribute of it: what it gives is marked as a detour."""
+        inner = func.value if isinstance(func, ast.Attribute) else None
+        if inner is None or func.attr in names.MODULE_API or inner not in self.at:  # type: ignore[attr-defined]
+            return False
+        while inner is not None and not any(o.kind == "prepared" for o in self.at.get(inner, NOTHING).objs):
+            inner = inner.value if isinstance(inner, ast.Attribute) else None
+        if inner is None:
+            return False
+        self.detours.add(self.source.parents[func])
+        return True
 
     def call_objects(self, callee: Value, node: ast.AST, args: list[Value], keywords: dict[str | None, Value]) -> Value:
         results = [self._call(obj, node, args, keywords, callee.marks) for obj in sorted(callee.objs, key=_kind)]
@@ -75,7 +91,7 @@ class Calls(Expressions):
 
     def _made(self, callee: Obj, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
         """A new object that a call gave; its arguments are remembered, and that they were given."""
-        obj = self.world.obj("made", self.phase, callee, node)
+        obj = self.world.obj("made", "", callee, node, self.phase)
         obj.arguments, obj.keywords = args, keywords
         self._given(node, args, keywords, callee)
         return Value(frozenset((obj,)), marks)
@@ -105,7 +121,7 @@ class Calls(Expressions):
 
     def instance(self, cls: Obj, site: ast.AST, *, construct: bool) -> Obj:
         """The instance that a place makes of a class."""
-        obj = self.world.obj("instance", cls.name, cls, site)
+        obj = self.world.obj("instance", cls.name, cls, site, self.phase)
         known = self.instances.setdefault(cls, [])
         if obj not in known:
             known.append(obj)
@@ -158,8 +174,9 @@ class Calls(Expressions):
             self.stack.append(node)
             before, self.returns[node] = self.returns.get(node, NOTHING), NOTHING
             tables, self.locals = self.locals, []
+            phase, self.phase = self.phase, _nested(self.phase, call)
             self.execute(node.body, node)
-            self.locals = tables
+            self.locals, self.phase = tables, phase
             now = self.returns[node]
             self.returns[node] = before.join(now)
             self.stack.pop()
@@ -210,11 +227,12 @@ class Calls(Expressions):
             self.put((node, arg.arg), value)
             self.at[arg] = self.at[arg].join(value) if arg in self.at else value
         if arguments.vararg is not None:
-            rest = self.world.obj("tuple", "args", None, arguments.vararg)
-            self.put((rest, "*"), join_all(args[len(positional) :]))
+            rest = self.world.obj("tuple", "args", None, arguments.vararg) if known else self.world.obj("param", arguments.vararg.arg, None, node)
+            if known:
+                self.put((rest, "*"), join_all(args[len(positional) :]))
             self.put((node, arguments.vararg.arg), Value(frozenset((rest,)), frozenset()))
         if arguments.kwarg is not None:
-            rest = self.world.obj("dict", "kwargs", None, arguments.kwarg)
+            rest = self.world.obj("dict", "kwargs", None, arguments.kwarg) if known else self.world.obj("param", arguments.kwarg.arg, None, node)
             named = {a.arg for a in (*positional, *arguments.kwonlyargs)}
             for name, value in keywords.items():
                 if name is not None and name not in named:
@@ -252,6 +270,9 @@ class Calls(Expressions):
         if path == "getattr" and len(args) >= 2 and all(o.kind == "const" for o in args[1].objs) and len(args[1].objs) == 1:
             name = next(iter(args[1].objs)).name
             return join_all([self.member(o, str(name), node) for o in first.objs]).join(args[2] if len(args) > 2 else NOTHING)
+        if path == "getattr" and first.objs and all(o.kind == "external" for o in first.objs):  # models' names are often chosen at run time
+            self._given(node, args, keywords, obj)
+            return join_all([self.world.value("external", f"{o.name}.__dict__[]") for o in first.objs])
         if path == "setattr" and len(args) == 3 and len(args[1].objs) == 1:
             for o in first.objs:
                 self.put((o, str(next(iter(args[1].objs)).name)), args[2])
@@ -267,6 +288,13 @@ class Calls(Expressions):
                 if name is not None:
                     self.put((made, ("key", name)), value)
             return Value(frozenset((made,)), marks)
+        if names.GIVES_BACK.match(path):
+            made = self.world.obj("tuple", path, None, node)
+            every = [*args, *(keywords[name] for name in ("models", "optimizers") if name in keywords)]
+            for index, value in enumerate(every[:2]):
+                self.put((made, index), value)
+            self._given(node, args, keywords, obj)
+            return every[0] if len(every) == 1 else Value(frozenset((made,)), frozenset())
         if names.TRANSPARENT.match(path):
             made = self._made(obj, node, args, keywords, marks)
             for o in first.objs:
@@ -383,6 +411,13 @@ class Calls(Expressions):
     def ends(self, call: ast.Call) -> bool:
         """Whether a call ends the program."""
         return any(o.kind == "external" and str(o.name) in names.EXIT for o in self.at.get(call.func, NOTHING).objs)
+
+
+def _nested(phase: str, call: ast.AST) -> str:
+    """The context of a call: the phase, and the last two places that called."""
+    head, *calls = phase.split("@")
+    place = f"{getattr(call, 'lineno', 0)}:{getattr(call, 'col_offset', 0)}"
+    return "@".join([head, *calls[-1:], place])
 
 
 def _kind(obj: Obj) -> tuple[str, int, str]:

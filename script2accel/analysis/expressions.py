@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable
 
 from script2accel.analysis.values import NOTHING, Obj, Value, World, join_all
+from script2accel.knowledge.torch import PROGRESS_ITERABLE
 from script2accel.source import Source
 
 Key = tuple[object, object]
@@ -39,7 +41,12 @@ class Expressions:
         self.guard: frozenset[ast.AST] = frozenset()
         self.steps = 0
         self.phase = ""
+        self.phase_names: set[str] = set()
+        self._stores: dict[tuple[ast.AST, str], bool] = {}
+        self.running: list[tuple[ast.AST, frozenset[Obj]]] = []
+        self.trained: dict[ast.AST, set[Obj]] = {}
         self.unmarked: set[ast.AST] = set()
+        self.detours: set[ast.AST] = set()
         self.definitions = [node for node in source.nodes if isinstance(node, FUNCTIONS)]
         self.locals: list[dict[str, Value]] = []
         self.bound: dict[ast.AST, set[str]] = {}
@@ -190,7 +197,7 @@ class Expressions:
             return value
         if owner is not self.source.tree:
             return NOTHING
-        if self.stars and name not in self.bound[self.source.tree]:
+        if self.stars and name not in self.bound[self.source.tree] and not hasattr(builtins, name):
             return self.world.value("external", f"{self.stars[0] if len(self.stars) == 1 else '*'}.{name}")
         return self.world.value("external", name)
 
@@ -202,7 +209,7 @@ class Expressions:
         """An attribute of one object."""
         if obj.kind == "external":
             return self.world.value("external", f"{obj.name}.{name}")
-        if (obj, name) in self.store:
+        if obj.kind != "class" and (obj, name) in self.store:
             return self.store[obj, name]
         if obj.kind == "instance":
             found = self.class_member(obj, name)
@@ -211,7 +218,7 @@ class Expressions:
         if obj.kind == "class":
             found = self.lookup(obj, name)
             if found is not None:
-                return found
+                return self._of_class(obj, found)
         if obj.kind == "prepared" and obj.base is not None:
             if name == "module":
                 return Value(frozenset((obj.base,)), frozenset())
@@ -238,6 +245,20 @@ class Expressions:
                     return found
         return None
 
+    def _decorators(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
+        return frozenset(ast.unparse(d).split(".")[-1] for d in function.decorator_list)
+
+    def _of_class(self, cls: Obj, found: Value) -> Value:
+        """A name looked up in a class: class methods are bound to it."""
+        return join_all(
+            [
+                self.world.value("method", obj.name, cls, obj.site, found.marks)
+                if obj.kind == "function" and isinstance(obj.site, FUNCTIONS) and "classmethod" in self._decorators(obj.site)
+                else Value(frozenset((obj,)), found.marks)
+                for obj in found.objs
+            ]
+        )
+
     def class_member(self, instance: Obj, name: str) -> Value | None:
         """A method (bound) or class variable of an instance."""
         found = self.lookup(instance.base, name) if instance.base is not None else None
@@ -246,9 +267,11 @@ class Expressions:
         bound = []
         for obj in found.objs:
             if obj.kind == "function" and isinstance(obj.site, FUNCTIONS):
-                decorators = {ast.unparse(d).split(".")[-1] for d in obj.site.decorator_list}
+                decorators = self._decorators(obj.site)
                 if "staticmethod" in decorators:
                     bound.append(Value(frozenset((obj,)), found.marks))
+                elif "classmethod" in decorators:
+                    bound.append(self.world.value("method", obj.name, instance.base, obj.site))
                 elif decorators & {"property", "cached_property"}:
                     bound.append(self.invoke(obj, obj.site, [Value(frozenset((instance,)), frozenset())], {}))
                 else:
@@ -276,11 +299,20 @@ class Expressions:
                 same = isinstance(node.slice, ast.Slice)
                 parts.append(Value(frozenset((obj,)), frozenset()) if same else self.anything_in(obj))
             elif obj.kind == "external":
-                parts.append(self.world.value("external", f"{obj.name}[]"))
+                parts.append(self._external_item(obj, key))
             else:
                 self.use(obj, "subscript", node)
                 parts.append(self.world.value("item", key if key is not None else "*", obj))
         return join_all(parts).marked(base.marks | index.marks)
+
+    def _external_item(self, obj: Obj, key: object) -> Value:
+        """`os.environ["RANK"]` keeps its key; `module.__dict__["name"]` is the module's name."""
+        path = str(obj.name)
+        if path == "os.environ" and isinstance(key, str):
+            return self.world.value("item", key, obj)
+        if path.endswith(".__dict__") and isinstance(key, str):
+            return self.world.value("external", f"{path.removesuffix('.__dict__')}.{key}")
+        return self.world.value("external", f"{path}[]")
 
     def anything_in(self, obj: Obj) -> Value:
         """Any element of a container."""
@@ -443,9 +475,20 @@ class Expressions:
             else:
                 self.use(obj, "iterated", node)
 
+    def through(self, value: Value) -> list[Obj]:
+        """The objects that are iterated over, through enumerate, zip and progress bars."""
+        found: list[Obj] = []
+        for obj in value.objs:
+            if obj.kind == "iter":
+                found += [inner for i in range(8) if (obj, i) in self.store for inner in self.through(self.store[obj, i])]
+            else:
+                found.append(obj)
+        return found
+
     def element(self, value: Value, node: ast.AST) -> Value:
         """What iterating over a value gives."""
-        return join_all([self._element(obj, node) for obj in value.objs]).marked(value.marks)
+        bars = {obj for obj in value.objs if obj.kind == "made" and PROGRESS_ITERABLE.match(obj.path)}
+        return join_all([self._element(obj, node) for obj in (value.objs - bars or bars)]).marked(value.marks)
 
     def _element(self, obj: Obj, node: ast.AST) -> Value:
         if obj.kind == "iter":
@@ -519,16 +562,38 @@ class Expressions:
                 return True
             case ast.Compare(left=ast.Constant(value="__main__"), ops=[ast.Eq()], comparators=[ast.Name(id="__name__")]):
                 return True
-            case ast.Compare(left=ast.Name() as name, ops=[ast.Eq() | ast.NotEq() as op], comparators=[ast.Constant(value=wanted)]) if self.phase:
-                value = self.last(name)
-                if len(value.objs) == 1 and next(iter(value.objs)).kind == "const":
-                    same = next(iter(value.objs)).name == wanted
-                    return same if isinstance(op, ast.Eq) else not same
+            case ast.Compare(left=ast.Name() as name, ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=wanted)]) if self.phase:
+                now = self.known(name)
+                if now is not None:
+                    same = now.kind == "const" and now.name == wanted and type(now.name) is type(wanted)
+                    return same if isinstance(op, (ast.Eq, ast.Is)) else not same
+            case ast.Name() if self.phase:
+                now = self.known(test)
+                return bool(now.name) if now is not None and now.kind == "const" else None
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                inverse = self.truth(inner)
+                return None if inverse is None else not inverse
             case ast.BoolOp(op=op, values=parts) if self.phase:
                 known = [self.truth(part) for part in parts]
                 decisive = isinstance(op, ast.Or)
                 return decisive if decisive in known else None if None in known else not decisive
         return None
+
+    def known(self, name: ast.Name) -> Obj | None:
+        """The one object that a parameter or the variable of a phase holds, if what it is compared with can be told."""
+        scope = self.source.scope(name)
+        settled = name.id in {a.arg for a in getattr(getattr(scope, "args", None), "args", ())} or name.id in self.phase_names
+        objs = [o for o in self.last(name).objs] if settled else []
+        if len(objs) != 1 or objs[0].kind in ("param", "attr", "item", "expr", "external") or not self._set_once(scope, name.id):
+            return None
+        return objs[0] if objs[0].kind in ("const", "instance", "prepared") or (objs[0].kind == "made" and objs[0].path) else None
+
+    def _set_once(self, scope: ast.AST, name: str) -> bool:
+        """Whether nothing in the scope but its signature or a phase loop sets the name."""
+        if (scope, name) not in self._stores:
+            stores = [n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
+            self._stores[scope, name] = all(isinstance(self.source.parents[n], ast.For) for n in stores)
+        return self._stores[scope, name]
 
     def last(self, name: ast.Name) -> Value:
         """What a variable of the scope holds now."""
@@ -542,7 +607,7 @@ class Expressions:
 
     def marks_of(self, node: ast.AST) -> frozenset[ast.AST]:
         """What makes an expression differ between ranks."""
-        return self.at[node].marks if node in self.at else frozenset()
+        return self.at[node].marks - self.detours if node in self.at else frozenset()
 
 
 Follow = Callable[[Obj, ast.AST, list[Value], dict[str | None, Value]], Value]

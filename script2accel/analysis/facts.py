@@ -46,11 +46,12 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class EvalLoop:
-    """A loop over loaders that calls a model and trains nothing."""
+    """A loop over loaders that calls a model and trains nothing (or, `mixed`, trains over other loaders)."""
 
     loop: ast.For | ast.AsyncFor
     loaders: tuple[Obj, ...]
     forwards: tuple[Forward, ...]
+    mixed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +262,12 @@ class Facts:
             chosen = (with_data or loops)[:1]
             for loop in chosen:
                 table.setdefault(loop, []).append(backward)
-        return [TrainLoop(loop, self.loaders_of(loop), tuple(found)) for loop, found in table.items()]
+        return [TrainLoop(loop, self.trained_by(loop), tuple(found)) for loop, found in table.items()]
+
+    def trained_by(self, loop: ast.AST) -> tuple[Obj, ...]:
+        """The loaders of a loop over which a backward pass was seen to run (not those of an evaluation in the same loop)."""
+        trained = {o.inner for o in self.machine.trained.get(loop, ())}
+        return tuple(o for o in self.loaders_of(loop) if o in trained) or self.loaders_of(loop)
 
     def in_train_loop(self, node: ast.AST) -> bool:
         """Whether a node runs in a loop that trains itself (not only in one around it, as an evaluation between epochs does)."""
@@ -277,7 +283,10 @@ class Facts:
                 table.setdefault(loop, []).append(forward)
         candidates = {loop for loop in table if self.loaders_of(loop) and loop not in self.training_loops and not self.in_module(loop)}
         outer = {loop for inner in candidates for loop in self.all_loops(inner)[1:]}
+        mixed = [(t, tuple(o for o in self.loaders_of(t.loop) if o not in t.loaders)) for t in self.train_loops]
         return [
+            EvalLoop(t.loop, rest, tuple(table.get(t.loop, ())), True) for t, rest in mixed if rest and isinstance(t.loop, (ast.For, ast.AsyncFor))
+        ] + [
             EvalLoop(loop, self.loaders_of(loop), tuple(table[loop]))
             for loop in table
             if loop in candidates - outer and isinstance(loop, (ast.For, ast.AsyncFor))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from script2accel.analysis.roles import DEVICE_TEXT, Roles
+from script2accel.analysis.values import Obj, Value
 from script2accel.knowledge import torch as names
 
 Bound = tuple[int, str, ast.AST]
@@ -49,17 +50,48 @@ def lines(roles: Roles) -> Iterator[tuple[int, str, str, tuple[str, ...]]]:
         value = roles.machine.at.get(node)
         if value is None:
             continue
-        role = roles.of_value(value)
-        if not role and name in devices and any(_device_like(str(o.name)) for o in value.objs if o.kind == "const"):
-            yield line, name, "device", ("a device's name, given as a device",)
-            continue
+        role, why = _shown(roles, value, name in devices)
         if role:
-            why = [f"line {e.line}: {e.why}" if e.line else e.why for o in value.objs for e in roles.why(o)[1] if roles.of(o) == role]
-            yield line, name, role, tuple(dict.fromkeys(why))
+            yield line, name, role, why
 
 
-def _device_like(text: str) -> bool:
-    return bool(DEVICE_TEXT.match(text))
+def _shown(roles: Roles, value: Value, used_as_device: bool) -> tuple[str, tuple[str, ...]]:
+    """The role to print for a value, and the reasons."""
+    bars = [o for o in value.objs if names.PROGRESS.match(o.path)]
+    role = "progress bar" if bars else roles.of_value(value)
+    if role:
+        found = [(o, e) for o in bars or sorted(value.objs, key=_place) for e in roles.why(o)[1] if roles.of(o) == role]
+        return role, tuple(dict.fromkeys(f"line {e.line}: {e.why}" if e.line else e.why for _, e in found))
+    if why := _device_text(value, used_as_device):
+        return "device", (why,)
+    if value.objs and all(_of_batch(roles, o) for o in value.objs):
+        return "batch", ("its elements are parts of a batch",)
+    return "", ()
+
+
+def _place(obj: Obj) -> int:
+    return getattr(obj.site, "lineno", 0)
+
+
+def _device_text(value: Value, used_as_device: bool) -> str:
+    """Why a value of constants names a device, or ''."""
+    texts = {str(o.name) for o in value.objs if o.kind == "const" and DEVICE_TEXT.match(str(o.name))}
+    if texts and used_as_device:
+        return "a device's name, given as a device"
+    if len(texts) > 1 and len(texts) == len(value.objs):
+        return "a choice between names of devices"
+    return ""
+
+
+def _of_batch(roles: Roles, obj: Obj) -> bool:
+    """Whether a container holds parts of one batch, rebuilt by a comprehension over it."""
+    site = obj.site
+    if obj.kind not in ("list", "dict") or not isinstance(site, (ast.ListComp, ast.DictComp)):
+        return False
+    if roles.of_node(site.generators[0].iter) == "loader":
+        return False
+    contents = [o for o in roles.machine.anything_in(obj).objs if o.kind != "const"]
+    return bool(contents) and all(roles.of(o) == "batch" for o in contents)
 
 
 _DEVICE_CALL = re.compile(r"^torch\.(device|set_default_device|cuda\.set_device)$")

@@ -187,7 +187,9 @@ class Machine(Calls):
         if phases:
             self._unrolled(node, phases, scope)
             return False
+        self.running.append((node, frozenset(self.through(source))))
         self._loop(node, scope, lambda: self.assign(node.target, self.element(source, node), scope))
+        self.running.pop()
         return False
 
     do_AsyncFor = do_For
@@ -203,6 +205,7 @@ class Machine(Calls):
 
     def _unrolled(self, node: ast.For | ast.AsyncFor, phases: list[object], scope: ast.AST) -> None:
         """A loop over a few written constants is run once for each of them, so that what belongs to one phase stays there."""
+        self.phase_names |= {node.target.id} if isinstance(node.target, ast.Name) else set()
         for phase in phases:
             old, self.phase = self.phase, f"{self.phase}/{phase}"
             self.assign(node.target, self.world.value("const", phase), scope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from functools import cached_property
 
@@ -38,7 +39,28 @@ CLASSES: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("optimizer", names.OPTIMIZER_BASE, "its class is an Optimizer"),
     ("scheduler", names.SCHEDULER_BASE, "its class is a learning rate scheduler"),
 )
-ENVIRONMENT = {"RANK": "rank", "LOCAL_RANK": "rank", "SLURM_PROCID": "rank", "SLURM_LOCALID": "rank", "WORLD_SIZE": "world size", "SLURM_NTASKS": "world size"}
+ANNOTATIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("scheduler", names.SCHEDULER_BASE),
+    ("optimizer", names.OPTIMIZER_BASE),
+    ("loader", names.LOADER_BASE),
+    ("sampler", names.SAMPLER_BASE),
+    ("dataset", names.DATASET_BASE),
+    ("scaler", names.SCALER),
+    ("writer", names.WRITER),
+    ("criterion", names.LOSS_MODULE),
+    ("model", names.MODULE_BASE),
+    ("device", re.compile(r"^torch\.device$")),
+    ("accelerator", re.compile(r"^accelerate\.(accelerator\.)?Accelerator$")),
+)
+ENVIRONMENT = {
+    "RANK": "rank",
+    "LOCAL_RANK": "rank",
+    "SLURM_PROCID": "rank",
+    "SLURM_LOCALID": "rank",
+    "WORLD_SIZE": "world size",
+    "SLURM_NTASKS": "world size",
+}
+KEYWORDS = {"rank": "rank", "world_size": "world size", "num_replicas": "world size"}
 DEVICE_TEXT = re.compile(r"^(cuda(:\d+)?|cpu|mps|xpu|npu|hpu)$")
 
 
@@ -88,16 +110,16 @@ class Roles:
     def _find(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
         if obj.kind == "prepared" and obj.base is not None:
             return self.why(obj.base)
+        if obj.kind == "external":
+            return ("criterion", (Evidence(0, f"`{obj.name}` computes a loss"),)) if names.LOSS_FUNCTION.match(str(obj.name)) else ("", ())
         if obj.kind in ("made", "instance"):
             found = self._by_construction(obj)
             if found[0]:
                 return found
-        if obj.kind in ("item", "made") and obj.base is not None:
-            found = self._by_origin(obj)
+        for look in (self._by_origin, self._by_terms, self._by_use, self._by_annotation):
+            found = look(obj)
             if found[0]:
                 return found
-        if obj.kind in ("made", "param", "attr", "item", "instance", "expr"):
-            return self._by_use(obj)
         return "", ()
 
     def _by_construction(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
@@ -119,11 +141,11 @@ class Roles:
         if path in ("os.getenv", "os.environ.get") and obj.arguments:
             for const in obj.arguments[0].objs:
                 if const.name in ENVIRONMENT:
-                    return ENVIRONMENT[const.name], (Evidence(line, f"the environment's {const.name}"),)  # type: ignore[index]
-        if path in ("int", "float") and obj.arguments:
-            for inner in obj.arguments[0].objs:
-                if self.of(inner) in ("rank", "world size"):
-                    return self.why(inner)
+                    return ENVIRONMENT[str(const.name)], (Evidence(line, f"the environment's {const.name}"),)
+        same = _SAME_ROLE.get(path)
+        for inner in obj.arguments[0].objs if same and obj.arguments else ():
+            if self.of(inner) in (same or ()):
+                return self.why(inner)
         return "", ()
 
     def _module(self, obj: Obj, line: int) -> tuple[str, tuple[Evidence, ...]]:
@@ -139,23 +161,58 @@ class Roles:
         return any("backward" in what for o in self.machine.at[node].objs for what, _ in self.machine.uses.get(o, ())) if node in self.machine.at else False
 
     def _by_origin(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
-        base, line = obj.base, _line(obj)
-        assert base is not None
-        if obj.kind == "item":
-            if base.kind == "external" and base.name == "os.environ" and obj.name in ENVIRONMENT:
-                return ENVIRONMENT[str(obj.name)], (Evidence(line, f"the environment's {obj.name}"),)
-            role = self.of(base)
-            if role == "loader":
-                return "batch", (Evidence(line, "what the loader gives"),)
-            if role == "batch":
-                return "batch", (Evidence(line, "part of a batch"),)
-            if role == "output":
-                return "output", (Evidence(line, "part of what the model gave"),)
-            if base.path == "torch.utils.data.random_split" or base.path == "torch.utils.data.dataset.random_split":
-                return "dataset", (Evidence(line, "a part made by random_split"),)
+        if obj.base is None:
             return "", ()
-        if self._backpropagated(obj):
-            return "loss", (Evidence(line, "it is backpropagated"),)
+        if obj.kind in ("item", "made", "attr") and self._backpropagated(obj) and not self._is_accelerator(obj):
+            return "loss", (Evidence(_line(obj), "it is backpropagated"),)
+        match obj.kind:
+            case "item":
+                return self._part_of(obj, obj.base)
+            case "attr":
+                return self._attribute_of(obj, obj.base)
+            case "made":
+                return self._given_by(obj, obj.base)
+        return "", ()
+
+    def _part_of(self, obj: Obj, base: Obj) -> tuple[str, tuple[Evidence, ...]]:
+        """An element of something."""
+        line = _line(obj)
+        if base.kind == "external" and base.name == "os.environ" and obj.name in ENVIRONMENT:
+            return ENVIRONMENT[str(obj.name)], (Evidence(line, f"the environment's {obj.name}"),)
+        if _is_key(obj):
+            return "", ()
+        role = self.of(base)
+        if role == "loader":
+            return "batch", (Evidence(line, "what the loader gives"),)
+        if role == "batch" or self._view_of_batch(base):
+            return "batch", (Evidence(line, "part of a batch"),)
+        if role == "output":
+            return "output", (Evidence(line, "part of what the model gave"),)
+        if base.path in ("torch.utils.data.random_split", "torch.utils.data.dataset.random_split"):
+            return "dataset", (Evidence(line, "a part made by random_split"),)
+        return "", ()
+
+    def _view_of_batch(self, obj: Obj) -> bool:
+        """Whether an object is what `batch.items()` and the like give, or an element of it."""
+        while obj.kind == "item" and obj.base is not None:
+            obj = obj.base
+        method = obj.base
+        return obj.kind == "made" and method is not None and method.kind == "attr" and method.name in ("items", "values") and self.of(method.base or obj) == "batch"
+
+    def _attribute_of(self, obj: Obj, base: Obj) -> tuple[str, tuple[Evidence, ...]]:
+        """An attribute of something that isn't the script's."""
+        line = _line(obj)
+        if obj.name == "device" and (self.of(base) in ("accelerator", "model", "batch", "output", "loss") or self.parameters_of([_only(base)])):
+            return "device", (Evidence(line, f"where the {self.of(base) or 'parameter'} is"),)
+        if self.of(base) == "output" and obj.name not in names.TENSOR_FACTS and not self.machine.used(base, f".{obj.name}"):
+            if obj.name == "loss":
+                return "loss", (Evidence(line, "the loss that the model gave"),)
+            return "output", (Evidence(line, "part of what the model gave"),)
+        return "", ()
+
+    def _given_by(self, obj: Obj, base: Obj) -> tuple[str, tuple[Evidence, ...]]:
+        """What a call gave."""
+        line = _line(obj)
         callee = base.inner
         if callee.kind in ("instance", "made", "param", "attr") and base.kind != "external":
             role = self.of(callee)
@@ -170,7 +227,85 @@ class Roles:
     def _backpropagated(self, obj: Obj) -> bool:
         return any(what in ("backward", ".backward") for what, _ in self.machine.uses.get(obj, ()))
 
+    # arithmetic ------------------------------------------------------------------------------------------
+
+    def _by_terms(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
+        """A sum, product or mean of losses is a loss; a sum or product of outputs an output."""
+        if not _terms_of(self.machine, obj):
+            return "", ()
+        leaves, reduced = self._leaves(obj)
+        found = {self.of(leaf) for leaf in leaves}
+        if "loss" in found and not any(leaf.kind == "const" and isinstance(leaf.name, str) for leaf in leaves):
+            return "loss", (Evidence(_line(obj), "computed from a loss"),)
+        if "output" in found and found <= {"output", ""} and not reduced and all(self.of(o) or o.kind in ("const", "attr", "param") for o in leaves):
+            return "output", (Evidence(_line(obj), "computed from what the model gave"),)
+        return "", ()
+
+    def _leaves(self, obj: Obj) -> tuple[list[Obj], bool]:
+        """What an object is computed from by arithmetic, and whether a mean or sum over dimensions is on the way."""
+        leaves: dict[Obj, None] = {}
+        seen = {obj}
+        waiting, reduced = [obj], False
+        while waiting:
+            here = waiting.pop()
+            terms = _terms_of(self.machine, here) if here is obj or here not in self._known or not self._known[here][0] else []
+            reduced = reduced or (bool(terms) and here.kind == "made" and here.path != "sum")
+            if not terms:
+                leaves[here] = None
+            for term in terms:
+                if term not in seen:
+                    seen.add(term)
+                    waiting.append(term)
+        return list(leaves), reduced
+
+    @cached_property
+    def _backpropagated_terms(self) -> frozenset[Obj]:
+        """Everything that a backpropagated value is computed from by arithmetic."""
+        found: set[Obj] = set()
+        waiting = [obj for obj, uses in self.machine.uses.items() if any(what in ("backward", ".backward") for what, _ in uses)]
+        while waiting:
+            here = waiting.pop()
+            if here not in found:
+                found.add(here)
+                waiting += _terms_of(self.machine, here)
+        return frozenset(found)
+
+    # use -------------------------------------------------------------------------------------------------
+
+    def _by_annotation(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
+        """A parameter that nothing else tells about is what its annotation says."""
+        if obj.kind != "param" or not isinstance(obj.site, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return "", ()
+        arguments = obj.site.args
+        for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+            if arg.arg == obj.name and arg.annotation is not None:
+                path = self._path_of(arg.annotation)
+                for role, pattern in ANNOTATIONS:
+                    if pattern.match(path):
+                        return role, (Evidence(_line(obj), f"annotated as `{path}`"),)
+        return "", ()
+
+    def _path_of(self, node: ast.expr) -> str:
+        """The dotted path that an annotation names, or ''."""
+        match node:
+            case ast.Name(id=name):
+                value = self.machine.store.get((self.machine.source.tree, name))
+                return next((str(o.name) for o in value.objs if o.kind == "external"), "") if value is not None else ""
+            case ast.Attribute(value=owner, attr=name):
+                path = self._path_of(owner)
+                return f"{path}.{name}" if path else ""
+            case ast.BinOp(op=ast.BitOr(), left=left, right=ast.Constant(value=None)):
+                return self._path_of(left)
+            case ast.Subscript(value=owner, slice=inner):
+                return self._path_of(inner) if self._path_of(owner) == "typing.Optional" else self._path_of(owner)
+        return ""
+
+    def _is_accelerator(self, obj: Obj) -> bool:
+        return self.machine.is_accelerator(obj)
+
     def _by_use(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
+        if obj.kind not in ("made", "param", "attr", "item", "instance", "expr"):
+            return "", ()
         uses = self.machine.uses.get(obj, {})
         did = {what for what, _ in uses}
         line = _line(obj)
@@ -182,30 +317,122 @@ class Roles:
             return "model", (Evidence(line, "it is called, and " + _listing(did & _MODEL_SIGNS) + " is used"),)
         if self._backpropagated(obj) and obj.kind in ("made", "expr", "param", "attr", "item"):
             return "loss", (Evidence(line, "it is backpropagated"),)
-        if {".zero_grad", ".step"} <= did and "call" not in did and ".train" not in did:
-            return "optimizer", (Evidence(line, "`zero_grad` and `step` are called on it"),)
+        if ".zero_grad" in did and "call" not in did and ".train" not in did:
+            if ".step" in did:
+                return "optimizer", (Evidence(line, "`zero_grad` and `step` are called on it"),)
+            if obj in self._stepped_by_scalers:
+                return "optimizer", (Evidence(line, "`zero_grad` is called on it, and a GradScaler steps it"),)
         if ".step" in did and obj.kind in ("made", "instance") and self._given_role(obj, "optimizer"):
             return "scheduler", (Evidence(line, "made from the optimizer, and `step` is called on it"),)
         if ".step" in did and ({".get_last_lr", ".get_lr"} & did) and ".zero_grad" not in did:
             return "scheduler", (Evidence(line, "`step` and its learning rate are used"),)
-        if obj.kind in ("made", "param", "attr", "instance") and "iterated" in did and self._feeds_model(obj):
+        if "iterated" in did and self._may_be_loader(obj) and self._feeds_model(obj):
             return "loader", (Evidence(line, "what iterating over it gives goes into a model"),)
         if {".scale", ".update"} <= did and ".step" in did:
             return "scaler", (Evidence(line, "`scale`, `step` and `update` are called on it"),)
         if {".add_scalar"} & did:
             return "writer", (Evidence(line, "`add_scalar` is called on it"),)
-        if obj.kind == "made" and obj.base is not None and obj.base.kind == "attr" and self.of(obj.base.base or obj) == "loss" and obj.base.name in ("mean", "sum"):
-            return "loss", (Evidence(line, "reduced from a loss"),)
         if obj.kind in ("made", "param") and self._given_to(obj, names.LOADER):
             return "dataset", (Evidence(line, "a DataLoader reads it"),)
+        if "call" in did and obj.kind != "expr" and not did & _MODEL_SIGNS and self._called_as_criterion(obj):
+            return "criterion", (Evidence(line, "it is called with what a model gave, and the result is backpropagated"),)
+        if obj.kind == "instance" and self._sets_learning_rate(obj):
+            return "scheduler", (Evidence(line, "its `step` is called, and its class sets the optimizer's learning rate"),)
+        return self._by_keyword(obj)
+
+    def _by_keyword(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
+        """What is given to libraries as rank, world size or device."""
+        line = _line(obj)
+        if obj.kind == "param" and self._spawned(obj):
+            return "rank", (Evidence(line, "`torch.multiprocessing.spawn` gives it"),)
+        for node in self.machine.used(obj, "given"):
+            if not isinstance(node, ast.Call):
+                continue
+            paths = [str(o.name) for o in self.machine.at[node.func].objs if o.kind == "external"] if node.func in self.machine.at else []
+            for path in paths:
+                keyword = next((k.arg for k in node.keywords if k.value in self.machine.at and obj in self.machine.at[k.value].objs), None)
+                if names.TAKES_RANK.match(path) and keyword in KEYWORDS:
+                    return KEYWORDS[keyword], (Evidence(node.lineno, f"given to `{path}` as `{keyword}`"),)
+                if keyword == "device" and path.startswith("torch.") and obj.kind in ("param", "attr"):
+                    return "device", (Evidence(node.lineno, f"given to `{path}` as `device`"),)
         return "", ()
+
+    def _spawned(self, obj: Obj) -> bool:
+        """Whether a parameter is the first of a function that torch starts as processes."""
+        function = obj.site
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or not function.args.args or function.args.args[0].arg != obj.name:
+            return False
+        calls = [node for node in self.machine.escapes.get(function, ()) if isinstance(node, ast.Call)]
+        return any(o.kind == "external" and names.SPAWN.match(str(o.name)) for call in calls for o in self.machine.at[call.func].objs)
+
+    def _called_as_criterion(self, obj: Obj) -> bool:
+        """Whether calls take what a model gave and something else, and their result is backpropagated, alone or in a sum."""
+        for node in self.machine.used(obj, "call"):
+            if not isinstance(node, ast.Call) or len(node.args) + len(node.keywords) < 2 or node not in self.machine.at:
+                continue
+            if not self.machine.at[node].objs & self._backpropagated_terms:
+                continue
+            given = (*node.args, *(keyword.value for keyword in node.keywords))
+            if any(self.of(o) == "output" for arg in given if arg in self.machine.at for o in self.machine.at[arg].objs):
+                return True
+        return False
+
+    def _sets_learning_rate(self, obj: Obj) -> bool:
+        """Whether an instance's `step` is called, and its class writes `lr` into an optimizer's groups without stepping the optimizer."""
+        step = self.machine.lookup(obj.base, "step") if obj.base is not None else None
+        site = obj.base.site if obj.base is not None else None
+        if step is None or site is None or not any(self.machine.callers.get(o.site) for o in step.objs if o.site is not None):
+            return False
+        sets = False
+        for node in ast.walk(site):
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.slice, ast.Constant) and node.slice.value == "lr":
+                sets = sets or any(self._group_of_optimizer(o) for o in self._held(node.value))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
+                if any(self.of(o) == "optimizer" for o in self._held(node.func.value)):
+                    return False
+        return sets
+
+    def _held(self, node: ast.AST) -> frozenset[Obj]:
+        return self.machine.at[node].objs if node in self.machine.at else frozenset()
+
+    def _group_of_optimizer(self, obj: Obj) -> bool:
+        groups = obj.base if obj.kind == "item" else None
+        return groups is not None and groups.kind == "attr" and groups.name == "param_groups" and groups.base is not None and self.of(groups.base) == "optimizer"
 
     def _model_like(self, obj: Obj, did: set[str]) -> bool:
         if did & {".fit", ".compile", ".predict"}:
             return False
         return bool(did & {".parameters", ".named_parameters", ".zero_grad", ".load_state_dict", ".state_dict"}) or {".train", ".eval"} <= did or (
-            bool(did & {".train", ".eval"}) and obj.kind == "param"
+            bool(did & {".train", ".eval"}) and obj.kind in ("param", "attr", "item")
         )
+
+    @cached_property
+    def _stepped_by_scalers(self) -> frozenset[Obj]:
+        """What `step` of a GradScaler is given."""
+        found: set[Obj] = set()
+        for obj, uses in list(self.machine.uses.items()):
+            if names.SCALER.match(obj.path):
+                for what, node in uses:
+                    if what == ".step" and isinstance(node, ast.Call) and node.args:
+                        found |= self._held(node.args[0])
+        return frozenset(found)
+
+    def _may_be_loader(self, obj: Obj) -> bool:
+        """Whether a `for` (or `iter`, `next`) reads an object that can be a loader: not a part of a batch, not what torch or Python make."""
+        if not any(isinstance(node, (ast.For, ast.AsyncFor, ast.Call)) for node in self.machine.used(obj, "iterated")):
+            return False
+        if obj.kind == "item":
+            return obj.base is not None and obj.base.kind == "made" and self._made_elsewhere(obj.base) and obj.base.path != ""
+        if obj.kind == "made":
+            return self._made_elsewhere(obj)
+        return obj.kind in ("param", "attr", "instance")
+
+    def _made_elsewhere(self, obj: Obj) -> bool:
+        """Whether a function that isn't the script's, Python's or torch's made an object."""
+        callee = obj.base
+        if callee is not None and callee.kind == "attr":
+            return callee.name not in names.PARTS and callee.base is not None and self.of(callee.base) not in ("batch", "output", "loss", "model")
+        return not names.LIBRARY.match(obj.path) and obj.path not in dir(builtins)
 
     def _given_role(self, obj: Obj, role: str) -> bool:
         return any(self.of(o) == role for value in (*obj.arguments, *obj.keywords.values()) for o in value.objs)
@@ -219,13 +446,37 @@ class Roles:
         return False
 
     def _feeds_model(self, obj: Obj) -> bool:
-        """Whether elements of an object, or their parts, are given to a model."""
+        """Whether elements of an object, or their parts, are given to a model: as they are, or (parts and moved ones) after one step of computing."""
         for child in self._children.get(obj, ()):
-            for other in (child, *self._children.get(child, ())):
-                for node in self.machine.used(other, "given"):
-                    if isinstance(node, ast.Call) and any(self.of(o) == "model" for o in self.machine.at[node.func].objs):
-                        return True
+            parts = self._children.get(child, [])
+            if any(self._given_to_model(other) for other in (child, *parts)):
+                return True
+            moved = any(self.machine.used(child, f".{name}") for name in names.MOVES)
+            for other in (*parts, *((child,) if moved else ())):
+                if any(self._given_to_model(d) or any(map(self._given_to_model, self._children.get(d, ()))) for d in self._derived.get(other, ())):
+                    return True
         return False
+
+    def _given_to_model(self, obj: Obj) -> bool:
+        return any(
+            isinstance(node, ast.Call) and any(self.of(o) == "model" for o in self.machine.at[node.func].objs) for node in self.machine.used(obj, "given")
+        )
+
+    @cached_property
+    def _derived(self) -> dict[Obj, list[Obj]]:
+        """Object -> what is computed from it in one step."""
+        table: dict[Obj, list[Obj]] = {}
+        for obj in self.machine.world.table.values():
+            sources: list[Obj] = []
+            if obj.kind == "made":
+                sources = [o for value in (*obj.arguments, *obj.keywords.values()) for o in value.objs]
+                if obj.base is not None and obj.base.kind == "attr" and obj.base.base is not None:
+                    sources.append(obj.base.base)
+            elif obj.kind == "expr":
+                sources = _terms_of(self.machine, obj)
+            for source in sources:
+                table.setdefault(source, []).append(obj)
+        return table
 
     @cached_property
     def _children(self) -> dict[Obj, list[Obj]]:
@@ -247,7 +498,8 @@ class Roles:
         table: dict[Obj, list[Obj]] = {}
         for obj in list(self.machine.world.table.values()):
             if obj.kind in ("made", "instance") and self._is_optimizer(obj):
-                for model in self.parameters_of((*obj.arguments, *obj.keywords.values())):
+                given = (*obj.arguments, *obj.keywords.values())
+                for model in self.parameters_of(given) or self._whole_models(obj, given):
                     table.setdefault(model, []).append(obj)
         for obj, uses in list(self.machine.uses.items()):  # optimizer.add_param_group({"params": model.parameters()})
             for what, node in uses:
@@ -262,7 +514,19 @@ class Roles:
         if names.OPTIMIZER.match(obj.path):
             return True
         did = {what for what, _ in self.machine.uses.get(obj, ())}
-        return ".step" in did and ".zero_grad" in did
+        return ".zero_grad" in did and (".step" in did or obj in self._stepped_by_scalers)
+
+    def _whole_models(self, optimizer: Obj, given: tuple[Value, ...]) -> list[Obj]:
+        """The models that a function which made an optimizer was given whole, or whose method made it."""
+        maker = optimizer.base
+        candidates = [o for value in given for o in value.objs]
+        if maker is not None and maker.kind == "attr" and maker.base is not None:
+            candidates.append(maker.base)
+        return sorted({self.whole(_holder(o)) for o in candidates if self._is_called_module(o.inner)}, key=_position)
+
+    def _is_called_module(self, obj: Obj) -> bool:
+        did = {what for what, _ in self.machine.uses.get(obj, ())}
+        return obj.kind in ("made", "instance", "param", "attr") and "call" in did and self._model_like(obj, did)
 
     def parameters_of(self, values: list[Value] | tuple[Value, ...]) -> list[Obj]:
         """The objects whose parameters the values hold, at any depth of lists, groups and filters."""
@@ -289,7 +553,7 @@ class Roles:
                 waiting.append(obj.base)
             if obj.kind == "expr" and obj.site is not None:
                 waiting += [o for values_ in self.machine.operands.get(obj.site, ()) for value in values_ for o in value.objs]
-        return list(found)
+        return sorted(found, key=_position)
 
     def whole(self, obj: Obj) -> Obj:
         """The outermost nn.Module of the script that holds a module as a part."""
@@ -311,6 +575,49 @@ class Roles:
         return table
 
 
+_SAME_ROLE = {
+    "int": ("rank", "world size"),
+    "float": ("rank", "world size"),
+    "torch.autograd.Variable": ("batch",),
+}
+_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
+_REDUCTIONS = frozenset({"mean", "sum", "abs", "clamp", "pow", "add", "mul", "div", "sub", "squeeze", "sqrt", "add_", "mul_", "div_", "sub_"})
+
+
+def _terms_of(machine: Machine, obj: Obj) -> list[Obj]:
+    """What an object is computed from in one step of arithmetic; nothing where it isn't."""
+    if obj.kind == "expr" and obj.site is not None:
+        node = obj.site
+        if (isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, _ARITHMETIC)) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)):
+            return [o for values in machine.operands.get(node, ()) for value in values for o in value.objs]
+    if obj.kind == "made" and obj.base is not None:
+        if obj.base.kind == "attr" and obj.base.base is not None and obj.base.name in _REDUCTIONS:
+            return [obj.base.base]
+        if obj.path in ("sum", "torch.mean", "torch.sum", "torch.stack") and obj.arguments:
+            return [part for o in obj.arguments[0].objs for part in (_contents(machine, o) or [o])]
+    return []
+
+
+def _contents(machine: Machine, obj: Obj) -> list[Obj]:
+    """The elements of a container that the script fills."""
+    if obj.kind in ("list", "tuple", "dict"):
+        return list(machine.anything_in(obj).objs)
+    if obj.kind == "iter" and obj.name in ("values", "through") and (obj, 0) in machine.store:
+        return [part for o in machine.store[obj, 0].objs for part in (_contents(machine, o) if obj.name == "through" else [o])]
+    return []
+
+
+def _is_key(obj: Obj) -> bool:
+    """Whether an object is the key of a pair that `items()` of an unknown mapping gives."""
+    pair = obj.base
+    view = pair.base if pair is not None and pair.kind == "item" else None
+    return obj.name == 0 and view is not None and view.kind == "made" and view.base is not None and view.base.kind == "attr" and view.base.name == "items"
+
+
+def _only(obj: Obj) -> Value:
+    return Value(frozenset((obj,)), frozenset())
+
+
 _MODEL_SIGNS = {".parameters", ".named_parameters", ".zero_grad", ".load_state_dict", ".state_dict", ".train", ".eval"}
 
 
@@ -324,6 +631,10 @@ def _holder(obj: Obj) -> Obj:
 
 def _listing(words: set[str]) -> str:
     return " and ".join(f"`{word.lstrip('.')}`" for word in sorted(words))
+
+
+def _position(obj: Obj) -> tuple[int, int, int]:
+    return getattr(obj.site, "lineno", 0), getattr(obj.site, "col_offset", 0), obj.number
 
 
 def _line(obj: Obj) -> int:

@@ -14,13 +14,14 @@ class Obj:
 
     `kind` is one of external, module, class, function, method, instance, made (what a call gave), param, attr, item,
     const, tuple, list, dict, iter, expr, prepared. `name` is a dotted path, a parameter's or attribute's name, or a
-    constant; `base` the object it comes from; `site` the node that made it.
+    constant; `base` the object it comes from; `site` the node that made it; `context` the last calls and phases on the way there.
     """
 
-    __slots__ = ("arguments", "base", "depth", "keywords", "kind", "name", "site")
+    __slots__ = ("arguments", "base", "context", "depth", "keywords", "kind", "name", "number", "site")
 
-    def __init__(self, kind: str, name: object, base: Obj | None, site: ast.AST | None) -> None:
-        self.kind, self.name, self.base, self.site = kind, name, base, site
+    def __init__(self, kind: str, name: object, base: Obj | None, site: ast.AST | None, context: str = "") -> None:
+        self.kind, self.name, self.base, self.site, self.context = kind, name, base, site, context
+        self.number = 0
         self.depth: int = base.depth + 1 if base is not None else 0
         self.arguments: list[Value] = []
         self.keywords: dict[str | None, Value] = {}
@@ -54,7 +55,7 @@ class Value(NamedTuple):
             return self
         objs = self.objs | other.objs
         if len(objs) > LIMIT:
-            objs = frozenset(sorted(objs, key=lambda o: (o.kind in ("const", "expr"), getattr(o.site, "lineno", 0)))[:LIMIT])
+            objs = frozenset(sorted(objs, key=lambda o: (o.kind in ("const", "expr"), getattr(o.site, "lineno", 0), o.number))[:LIMIT])
         return Value(objs, self.marks | other.marks)
 
     def marked(self, marks: frozenset[ast.AST]) -> Value:
@@ -72,14 +73,15 @@ class World:
     def __init__(self) -> None:
         self.table: dict[tuple[object, ...], Obj] = {}
 
-    def obj(self, kind: str, name: object = "", base: Obj | None = None, site: ast.AST | None = None) -> Obj:
-        """The object of this kind, name, base and site."""
+    def obj(self, kind: str, name: object = "", base: Obj | None = None, site: ast.AST | None = None, context: str = "") -> Obj:
+        """The object of this kind, name, base and site, made in this context of calls."""
         if base is not None and base.depth > 8:
             return base
-        key = (kind, type(name), name, base, site)
+        key = (kind, type(name), name, base, site, context)
         found = self.table.get(key)
         if found is None:
-            found = self.table[key] = Obj(kind, name, base, site)
+            found = self.table[key] = Obj(kind, name, base, site, context)
+            found.number = len(self.table)
         return found
 
     def value(self, kind: str, name: object = "", base: Obj | None = None, site: ast.AST | None = None, marks: frozenset[ast.AST] = frozenset()) -> Value:

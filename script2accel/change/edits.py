@@ -118,18 +118,18 @@ def _header_line(source: Source, statement: ast.stmt) -> int:
     return 0 if isinstance(parent, ast.Module) else source.line_of(source.start(parent))
 
 
-def add_before(source: Source, statement: ast.stmt, code: str) -> tuple[Edit, ...]:
-    """New lines in front of a statement, at its indentation; comments glued to it stay glued. Raises CannotEditError."""
+def add_before(source: Source, statement: ast.stmt, code: str, *, rank: int = 0) -> tuple[Edit, ...]:
+    """New lines in front of a statement, at its indentation; the lowest rank stands first. Raises CannotEditError."""
     if not _starts_line(source, statement):
         raise CannotEditError(statement, "a statement that shares its line with others")
-    return (Lines(source.line_of(source.start(statement)), _indented(source, statement, code)),)
+    return (Lines(source.line_of(source.start(statement)), _indented(source, statement, code), False, rank),)
 
 
-def add_behind(source: Source, statement: ast.stmt, code: str) -> tuple[Edit, ...]:
+def add_behind(source: Source, statement: ast.stmt, code: str, *, rank: int = 0) -> tuple[Edit, ...]:
     """New lines behind a statement, at its indentation. Raises CannotEditError."""
     if not _starts_line(source, statement) or not source.alone(statement):
         raise CannotEditError(statement, "a statement that shares its line with others")
-    return (Lines(source.line_of(source.end(statement) - 1), _indented(source, statement, code), True),)
+    return (Lines(source.line_of(source.end(statement) - 1), _indented(source, statement, code), True, rank),)
 
 
 def _starts_line(source: Source, statement: ast.stmt) -> bool:

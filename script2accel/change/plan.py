@@ -26,11 +26,12 @@ class Splice(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Whole lines of new code, at the indentation given, before (or behind) a line of the original."""
+    """Whole lines of new code, at the indentation given, before (or behind) a line of the original; lower `rank` stands first."""
 
     line: int
     text: str
     behind: bool = False
+    rank: int = 0
 
 
 class Wrap(NamedTuple):
@@ -156,17 +157,16 @@ def _render(source: Source, edits: Sequence[Edit]) -> str:
     newline = source.newline
     if gone:
         _keep_blocks(source, gone, chunks)
-    inserts = [edit for edit in edits if isinstance(edit, Lines)]
+    inserts = sorted((edit for edit in edits if isinstance(edit, Lines)), key=lambda edit: edit.rank)
     wraps = sorted((edit for edit in edits if isinstance(edit, Wrap)), key=lambda edit: edit.last - edit.first)
     front: dict[int, list[str]] = {}
     back: dict[int, list[str]] = {}
-    for wrap in wraps:  # inner first: an outer wrap then indents what the inner one made
-        if all(line in gone for line in range(wrap.first, wrap.last + 1)):
-            continue
-        _indent(source, chunks, front, back, wrap)
     for insert in inserts:
         text = "".join(line + newline if line else newline for line in insert.text.split("\n"))
         (back if insert.behind else front).setdefault(insert.line, []).append(text)
+    for wrap in wraps:  # inner first: an outer wrap then indents what the inner one made
+        if any(line not in gone for line in range(wrap.first, wrap.last + 1)):
+            _indent(source, chunks, front, back, wrap)
     out: list[str] = []
     for number, chunk in enumerate(chunks, 1):
         piece = "".join(front.get(number, ())) + chunk
@@ -233,9 +233,12 @@ def _indent(source: Source, chunks: list[str], front: dict[int, list[str]], back
     unit, newline = source.unit, source.newline
     strings = source.string_lines if '"""' in source.text or "'''" in source.text or "\\" in source.text else frozenset()
     fresh = True
+    margin = _margin(wrap.header)
     for number in range(wrap.first, wrap.last + 1):
-        for table in (front, back):
-            table[number] = ["".join(_deeper(text, unit)) for text in table.get(number, [])]
+        if number > wrap.first:  # what was put in front of the first statement stays outside
+            front[number] = ["".join(_deeper(text, unit)) for text in front.get(number, [])]
+        outside = number == wrap.last  # and so does what was put behind the last one, at its own indentation
+        back[number] = [text if outside and _margin(text) == margin else "".join(_deeper(text, unit)) for text in back.get(number, [])]
         chunk = chunks[number - 1]
         if chunk:
             if fresh and number not in strings:
@@ -245,7 +248,11 @@ def _indent(source: Source, chunks: list[str], front: dict[int, list[str]], back
                 chunk = head + "".join(_deeper("".join(rest), unit))
             chunks[number - 1] = chunk
             fresh = chunk.endswith(("\n", "\r"))
-    front.setdefault(wrap.first, []).insert(0, wrap.header + newline)
+    front.setdefault(wrap.first, []).append(wrap.header + newline)
+
+
+def _margin(text: str) -> str:
+    return text[: len(text) - len(text.lstrip(" \t"))]
 
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")

@@ -11,7 +11,7 @@ import re
 # constructors -> role -----------------------------------------------------------------------------------
 
 OPTIMIZER = re.compile(
-    r"^(torch\.optim\.(?!lr_scheduler|swa_utils|Optimizer$)[A-Za-z_.]*[A-Z]\w*|torch_optimizer\.\w+|bitsandbytes\.optim\.\w+"
+    r"^(torch\.optim\.__dict__\[\]|torch\.optim\.(?!lr_scheduler|swa_utils|Optimizer$)[A-Za-z_.]*[A-Z]\w*|torch_optimizer\.\w+|bitsandbytes\.optim\.\w+"
     r"|transformers\.(optimization\.)?(AdamW|Adafactor)|timm\.optim\.(\w+\.)?create_optimizer\w*|timm\.optim\.[A-Z]\w+|lion_pytorch\.Lion|apex\.optimizers\.\w+)$"
 )
 SCHEDULER = re.compile(
@@ -30,7 +30,7 @@ LOSS_FUNCTION = re.compile(
 )
 MODULE = re.compile(
     r"^torch\.nn\.(modules\.\w+\.)?(?!\w*Loss)(?!Parameter|init|functional|utils|parallel|Module$)[A-Z]\w+$|^torchvision\.models\.(\w+\.)*[a-z]\w+$|^torchvision\.models\.(\w+\.)*[A-Z]\w+$"
-    r"|^timm\.(models\.)?create_model$|^timm\.models\.\w+(\.\w+)*$|^transformers\.(Auto)?\w*(Model|For[A-Z]\w+|LMHeadModel)(\.from_(pretrained|config))?$"
+    r"|^torchvision\.models\.(\w+\.)*__dict__\[\]$|^timm\.(models\.)?create_model$|^timm\.models\.\w+(\.\w+)*$|^transformers\.(Auto)?\w*(Model|For[A-Z]\w+|LMHeadModel)(\.from_(pretrained|config))?$"
     r"|^segmentation_models_pytorch\.\w+$|^torch\.hub\.load$|^efficientnet_pytorch\.EfficientNet(\.from_(pretrained|name))?$|^pretrainedmodels\.\w+$"
 )
 MODULE_BASE = re.compile(
@@ -53,6 +53,8 @@ PROGRESS_ITERABLE = re.compile(r"^tqdm(\.\w+)*\.(tqdm|tqdm_notebook)$")
 EMA = re.compile(r"^(torch\.optim\.swa_utils\.AveragedModel|timm\.utils\.ModelEma\w*|torch_ema\.\w+|ema_pytorch\.EMA)$")
 DDP = re.compile(r"^(torch\.nn\.parallel\.(distributed\.)?DistributedDataParallel(CPU)?|apex\.parallel\.DistributedDataParallel|torch\.distributed\.fsdp\.\w*FullyShardedDataParallel)$")
 DATA_PARALLEL = re.compile(r"^torch\.nn\.(parallel\.(data_parallel\.)?)?(DataParallel|data_parallel)$")
+TAKES_RANK = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?init_process_group$|^torch\.utils\.data\.(distributed\.)?DistributedSampler$")
+SPAWN = re.compile(r"^torch\.multiprocessing\.(spawn\.)?spawn$")
 DISTRIBUTED = re.compile(r"^torch\.distributed\.(\w+\.)*\w+$|^torch\.multiprocessing\.(spawn|Process)$|^horovod\.\w+(\.\w+)*$|^deepspeed\.(initialize|init_distributed)$|^apex\.amp\.\w+$|^torch_xla\.")
 OTHER_FRAMEWORK = re.compile(r"^(pytorch_lightning|lightning|ignite|fastai|catalyst|keras|tensorflow|transformers\.Trainer|transformers\.Seq2SeqTrainer|composer|trl)\b")
 
@@ -61,10 +63,17 @@ OTHER_FRAMEWORK = re.compile(r"^(pytorch_lightning|lightning|ignite|fastai|catal
 SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "requires_grad_", "share_memory", "apply", "type", "xpu", "npu", "mps"})
 MOVES = frozenset({"to", "cuda"})
 ALIVE = frozenset({"detach", "clone", "contiguous", "long", "int", "bool", "view", "reshape", "squeeze", "unsqueeze", "float", "to", "cuda", "cpu", "pin_memory"})
+LIBRARY = re.compile(r"^(torch|numpy|itertools|glob|os|random|math|csv|json|pandas|collections|re|pathlib|string|copy|pickle)\.")
+PARTS = frozenset(
+    "chunk split unbind tolist items values keys permute view reshape unsqueeze squeeze t transpose flatten cpu numpy splitlines readlines rsplit "
+    "iterrows itertuples rglob glob iterdir parameters named_parameters children modules named_modules state_dict range".split()
+)  # methods that give the parts of one thing, not batches
+TENSOR_FACTS = frozenset({"shape", "device", "dtype", "ndim", "grad", "grad_fn", "is_cuda", "requires_grad", "layout", "is_leaf", "itemsize", "nbytes"})
 TRANSPARENT = re.compile(
     r"^(torch\.compile|torch\.nn\.(parallel\.(\w+\.)?)?(DataParallel|DistributedDataParallel)|torch\.nn\.SyncBatchNorm\.convert_sync_batchnorm|torch\.jit\.script"
     r"|torch\.nn\.utils\.(parametrizations\.)?(weight_norm|spectral_norm)|torch\.nn\.DataParallel|apex\.parallel\.\w+)$"
 )
+GIVES_BACK = re.compile(r"^apex\.amp\.initialize$")
 NO_GRAD = re.compile(r"^torch\.(autograd\.grad_mode\.|autograd\.)?(no_grad|inference_mode|set_grad_enabled)$")
 CLIP_NORM = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_norm_?$")
 CLIP_VALUE = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_value_$")

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from script2accel.analysis.devices import Move, fixed_device, from_prepared_loader, moves
 from script2accel.analysis.facts import Facts
+from script2accel.analysis.values import Obj
 from script2accel.change.edits import merge, remove_statement, replace_range
 from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
@@ -54,8 +55,18 @@ def _placed_by_accelerate(facts: Facts, decisions: Decisions, move: Move) -> boo
         return False
     models = [*facts.roles.objects(move.receiver, "model"), *facts.roles.objects(move.receiver, "criterion")]
     if models and all(decisions.is_prepared(m) for m in models) and len(models) == len(facts.machine.at[move.receiver].objs):
-        return True
+        return not any(_runs_before(facts, m.inner) for m in models)
     return from_prepared_loader(facts, move.receiver)
+
+
+def _runs_before(facts: Facts, model: Obj) -> bool:
+    """Whether the model runs, or goes to a library that may run it, before it is prepared."""
+    for what, node in facts.machine.uses.get(model, ()):
+        if what == "call":
+            return True
+        if what == "given" and isinstance(node, ast.Call) and facts.path(node).split(".")[0] not in ("", "torch", "copy", "print", "len", "isinstance", "transformers"):
+            return facts.roles.of_node(node) not in ("optimizer", "scheduler")
+    return False
 
 
 def _is_cpu(move: Move) -> bool:

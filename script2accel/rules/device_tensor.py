@@ -89,17 +89,16 @@ def _alias(facts: Facts, decisions: Decisions, statement: ast.Assign, choice: as
     """`Tensor = torch.cuda.FloatTensor if cuda else torch.FloatTensor`: the name stays, its calls move what they make."""
     edits: list[tuple[Edit, ...]] = [replace(facts.source, choice or node, f"torch.{node.attr}")]
     for call in facts.calls:
-        if not any(_is_type(o) for o in facts.machine.at[call.func].objs) or isinstance(call.func, ast.Attribute):
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "type" and call.args and isinstance(call.args[0], ast.Name):
-                if any(_is_type(o) for o in facts.machine.at.get(call.args[0], NOTHING).objs):
-                    edits.append(_typed(facts, decisions, call, node.attr))
-            continue
-        edits.append(_moved(facts, decisions, call))
+        if isinstance(call.func, ast.Name) and _holds(facts, call.func, node.attr):
+            edits.append(_moved(facts, decisions, call))
+        elif isinstance(call.func, ast.Attribute) and call.func.attr == "type" and call.args and isinstance(call.args[0], ast.Name) and _holds(facts, call.args[0], node.attr):
+            edits.append(_typed(facts, decisions, call, node.attr))
     yield Change(CODE, NAME, REASON, statement.lineno, merge(edits), source="R02")
 
 
-def _is_type(obj: object) -> bool:
-    return getattr(obj, "kind", "") == "external" and names.CUDA_TENSOR_TYPE.match(str(getattr(obj, "name", ""))) is not None
+def _holds(facts: Facts, node: ast.Name, tensor: str) -> bool:
+    """Whether a name can hold the CUDA tensor type."""
+    return any(o.kind == "external" and o.name == f"torch.cuda.{tensor}" for o in facts.machine.at.get(node, NOTHING).objs)
 
 
 def _moved(facts: Facts, decisions: Decisions, call: ast.Call) -> tuple[Edit, ...]:

@@ -59,7 +59,12 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         try:
             yield Change(CODE, NAME, REASON, run[0].lineno, wrap_statements(facts.source, run, header), source="R30")
         except CannotEditError:
-            yield TANGLED.at(run[0].lineno, text=facts.source.segment(run[0])[:60])
+            parent = facts.source.parents[run[0]]
+            if isinstance(parent, ast.If) and parent.body == run and not parent.orelse:  # `if flag: write()` on one line
+                edits = wrap_expression(facts.source, parent.test, "(", f") and {header[3:-1]}")
+                yield Change(CODE, NAME, REASON, run[0].lineno, edits, source="R30")
+            else:
+                yield TANGLED.at(run[0].lineno, text=facts.source.segment(run[0])[:60])
 
 
 def _in(statement: ast.AST, node: ast.AST) -> bool:

@@ -58,7 +58,7 @@ def _unwrapped(call: ast.Call) -> bool:
 
 
 def _reads_prepared(facts: Facts, evaluation: EvalLoop) -> bool:
-    return any(("iterated", evaluation.loop) in uses for obj, uses in facts.machine.uses.items() if obj.kind == "prepared" and obj.inner in evaluation.loaders)
+    return any(("iterated", evaluation.loop) in uses for obj, uses in facts.machine.uses.items() if obj.kind == "prepared" and obj.inner in evaluation.loaders and facts.roles.of(obj) == "loader")
 
 
 def _agrees(facts: Facts, evaluation: EvalLoop) -> bool:

@@ -44,7 +44,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         code, name = STATES[what]
         decisions.accelerator(statement)
         try:
-            edits = merge([add_before(facts.source, statement, code.format(module=module)), ensure_import(facts.source, "accelerate.utils", name)])
+            edits = merge([add_before(facts.source, statement, code.format(module=module), rank=-5), ensure_import(facts.source, "accelerate.utils", name)])
         except CannotEditError:
             yield UNSEEDED.at(call.lineno, call.col_offset + 1, what=f"`{facts.source.segment(call.func)}`")
             continue

@@ -69,7 +69,7 @@ def _apart(facts: Facts, decisions: Decisions, found: list[Seeding]) -> Iterator
     code = f"if not {accelerator}.is_main_process:\n\tset_seed({seed.text}, device_specific=True)"
     add = add_behind if prepare.behind else add_before
     try:
-        edits = merge([add(facts.source, prepare.anchor, code), ensure_import(facts.source, "accelerate.utils", "set_seed")])
+        edits = merge([add(facts.source, prepare.anchor, code, rank=5), ensure_import(facts.source, "accelerate.utils", "set_seed")])
     except CannotEditError:
         yield SAME_NOISE.at(draws[0].lineno, draws[0].col_offset + 1)
         return

@@ -49,15 +49,13 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
 
 
 def _trains(facts: Facts, node: ast.Attribute) -> bool:
-    """Whether the attribute is called where gradients are made, and runs layers."""
-    call = facts.source.parents[node]
-    called = isinstance(call, ast.Call) and call.func is node
-    below = facts.source.parents.get(call) if not called else None
-    if not called and not (isinstance(below, ast.Call) and below.func is call):
+    """Whether the attribute is called, runs layers, and what it gives comes to a backward pass."""
+    call: ast.AST = node
+    while isinstance(call, ast.Attribute):
+        call = facts.source.parents[call]
+    if not isinstance(call, ast.Call) or quiet(facts, node) or node.attr in names.MODULE_NAMED:
         return False
-    if quiet(facts, node) or node.attr in names.MODULE_NAMED:
-        return False
-    if not facts.in_train_loop(node):
+    if not any(call in facts.machine.at[b.loss].marks for b in facts.backwards if b.loss in facts.machine.at):
         return False
     return runs_layers(facts, node)
 

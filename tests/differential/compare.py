@@ -55,6 +55,7 @@ def one_process(case: Case, plain: Run, converted: Run) -> list[str]:
     return list(_ran(plain, converted, 1)) or [
         *_few("losses", _losses_equal(plain.ranks[0], converted.ranks[0])),
         *_few("optimizer steps", _steps_equal(plain.ranks[0], converted.ranks[0])),
+        *(["the parameters at the end differ"] if plain.ranks[0].last != converted.ranks[0].last else []),
         *_few("printed lines", _lines_equal(plain.ranks[0].out, converted.ranks[0].out)),
         *_few("files", _files(case, plain, converted, None)),
     ]
@@ -196,6 +197,9 @@ def _ranks_agree(run: Run) -> Iterator[str]:
                 apart = "missing" if a is None or b is None else f"{_deviation(a, b):.1e} of the displacement"
                 yield f"ranks 0 and {number} differ after step {at} ({apart})"
                 break
+        else:
+            if first.last != rank.last:
+                yield f"ranks 0 and {number} differ at the end, after the last step"
 
 
 def _metrics(case: Case, plain: Run, converted: Run, bounds: Tolerance) -> Iterator[str]:

@@ -111,6 +111,8 @@ def run(
     extra = {"S2A_TRACE": str(trace), "S2A_BATCH_DIV": str(divide)}
     if fixed_order:
         extra["S2A_FIXED_ORDER"] = "1"
+    if processes > 1:
+        extra["S2A_SLOW_SAVES"] = "0.3"
     if precision:
         extra["ACCELERATE_MIXED_PRECISION"] = precision
     status, said = 0, ""

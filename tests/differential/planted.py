@@ -108,6 +108,18 @@ PLANTED = (
         "is written by ranks [0, 1]",
     ),
     Planted(
+        "checkpoint read before it is written",
+        "early_stopping",
+        (("    accelerator.wait_for_everyone()\n", ""),),
+        "ranks 0 and 1 differ at the end",
+    ),
+    Planted(
+        "each rank stops when its own data say so",
+        "early_stopping",
+        (("accelerator.gather_for_metrics((model(data), target))", "model(data), target"),),
+        "conversion ended with",
+    ),
+    Planted(
         "saved with the wrapper's keys",
         "digits_argparse",
         (("accelerator.unwrap_model(model).state_dict()", "model.state_dict()"),),

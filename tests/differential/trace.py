@@ -22,14 +22,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of a run."""
+    """One process of a run. `last` are checksums of the trained parameters when it ended: a rank may load what another hasn't."""
 
     losses: tuple[float | None, ...]
     steps: tuple[Step, ...]
     writes: tuple[str, ...]
     processes: int
     accelerated: bool
-    ended: int
+    last: tuple[int, ...]
     out: str
     err: str
 
@@ -51,7 +51,7 @@ class Run:
 
     def complaint(self) -> str:
         """The last lines of what went wrong."""
-        return "\n".join([self.said[-1500:], *(f"[rank {n}] {rank.err[-1500:]}" for n, rank in enumerate(self.ranks))]).strip()
+        return "\n".join([self.said[-400:], *(f"[rank {n}] {rank.err[-400:]}" for n, rank in enumerate(self.ranks))]).strip()
 
 
 def read_rank(folder: Path, number: int) -> Rank:
@@ -69,7 +69,7 @@ def read_rank(folder: Path, number: int) -> Rank:
         writes=tuple(str(w["path"]) for w in kinds["write"]),
         processes=min((int(str(e["processes"])) for e in kinds["end"]), default=0),
         accelerated=bool(kinds["end"]) and all(e["accelerate"] for e in kinds["end"]),
-        ended=len(kinds["end"]),
+        last=tuple(crc for e in kinds["end"] for crc in e["crcs"]),
         out=out,
         err=err,
     )

@@ -1,7 +1,8 @@
 """Records a training script from the inside: losses, optimizer steps, saves, written files, output. Changes nothing that it computes.
 
 Environment: S2A_TRACE (folder for rank<N>.jsonl and rank<N>.out), S2A_BATCH_DIV (divide the batch size of the loaders that the script makes),
-S2A_FIXED_ORDER (samplers draw from a stream of their own, the same for a plain and a prepared loader).
+S2A_FIXED_ORDER (samplers draw from a stream of their own, the same for a plain and a prepared loader), S2A_SLOW_SAVES (seconds that a save waits,
+so that a rank which reads the file too early does so every time).
 
 Accelerate deals the batches of the sampler round-robin, so with the batch size halved two ranks together process what the plain script processes in
 one batch, if only the order of the samples is the same: that is what S2A_FIXED_ORDER is for.
@@ -13,8 +14,9 @@ import atexit
 import json
 import os
 import sys
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ import torch.utils.data as tud
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 DIRECTIONS = 3  # projections of each parameter onto pseudo-random directions
-TIMEOUT = timedelta(seconds=60)  # a rank that waits for nobody fails soon
+TIMEOUT = timedelta(seconds=30)  # a rank that waits for nobody fails soon
 
 
 class Recorder:
@@ -60,15 +62,12 @@ class Recorder:
     def after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         index, _, start = self.starts[id(optimizer)]
         now = list(parameters(optimizer))
-        crc = 0
-        for p in now:
-            crc = zlib.crc32(p.detach().float().cpu().contiguous().numpy().tobytes(), crc)
         values = [p.detach().double().cpu().flatten() for p in now]
         self.emit(
             "step",
             optimizer=index,
             lrs=[float(group.get("lr", 0.0)) for group in optimizer.param_groups],
-            crc=crc,
+            crc=checksum(now),
             moved=[float((v - s.flatten()).norm()) for v, s in zip(values, start, strict=True)],
             marks=[[float(torch.dot(v, self.direction(v.numel(), j))) for j in range(DIRECTIONS)] for v in values],
         )
@@ -97,7 +96,8 @@ class Recorder:
         """How many processes the script believed in: accelerate counts one, silently, when it is launched wrongly."""
         state = sys.modules.get("accelerate.state")
         shared = state.PartialState._shared_state if state else {}
-        self.emit("end", accelerate=bool(shared), processes=int(shared.get("num_processes", 1)), device=str(shared.get("device", "")))
+        crcs = [checksum(parameters(optimizer)) for _, optimizer, _ in self.starts.values()]
+        self.emit("end", accelerate=bool(shared), processes=int(shared.get("num_processes", 1)), device=str(shared.get("device", "")), crcs=crcs)
         sys.stdout.flush()
         sys.stderr.flush()
 
@@ -106,6 +106,14 @@ def parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     """The optimizer's parameters in its order."""
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """One number for the exact values of some tensors."""
+    crc = 0
+    for tensor in tensors:
+        crc = zlib.crc32(tensor.detach().float().cpu().contiguous().numpy().tobytes(), crc)
+    return crc
 
 
 def install() -> Recorder:
@@ -155,11 +163,13 @@ def record_backward(recorder: Recorder) -> None:
 
 def record_saves(recorder: Recorder) -> None:
     save = torch.save
+    wait = float(os.environ.get("S2A_SLOW_SAVES", "0"))
 
     def recorded(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
         path = recorder.path(f)
         if path:  # an open file has been seen by the audit hook already
             recorder.emit("write", path=path)
+        time.sleep(wait)
         save(obj, f, *args, **kwargs)
 
     torch.save = recorded
@@ -214,7 +224,7 @@ def fix_order() -> None:
 
 
 def limit_waiting() -> None:
-    """A collective that only one rank reaches fails after a minute, not after ten or thirty."""
+    """A collective that only one rank reaches fails after half a minute, not after ten or thirty."""
     init = dist.init_process_group
 
     def limited(*args: Any, **kwargs: Any) -> None:
