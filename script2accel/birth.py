@@ -1,4 +1,10 @@
-"""The accelerator: born once, where the entry function starts, and handed to everything that needs it."""
+"""The accelerator: born once, where an entry function starts, and handed to everything that needs it.
+
+It is born in the deepest function (or class, as `self.accelerator`) through which every path to its uses goes and that runs once; where training stands
+at module level, it is a global of the script. Other functions get it as a parameter, at their definition and at every call, across files.
+Left alone when nothing needs it. Refused when a call site can't be seen: a function that is handed on as a value.
+Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#accelerator
+"""
 
 from __future__ import annotations
 
@@ -7,10 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.analysis.randomness import seedings
 from script2accel.change.edits import CannotEditError, add_argument, add_before, add_parameter, ensure_import, merge
-from script2accel.change.plan import Change, Edit
+from script2accel.change.plan import Change, Edit, Lines
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import Source
 
 CODE, NAME = "S2A204", "accelerator"
 UNREACHED = Message(
@@ -19,7 +27,9 @@ UNREACHED = Message(
     "`{name}` needs the accelerator and can't be given it: {why}",
     "pass it by hand, or call the function directly, and convert again",
 )
-DEAD = Message("S2A228", Severity.WARNING, "`{name}` is called nowhere in this file; it now takes `{accelerator}` as its first argument", "whoever calls it must pass the accelerator")
+DEAD = Message(
+    "S2A228", Severity.WARNING, "`{name}` is called nowhere in this file; it now takes `{accelerator}` as its first argument", "whoever calls it must pass the accelerator"
+)
 BIRTH = -10  # in front of whatever else is put before the same statement
 Unit = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -28,44 +38,65 @@ Unit = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 class Everywhere:
     """The answer when only a module global reaches every place that needs the accelerator."""
 
+    tree: ast.Module
 
-def connect(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic | Everywhere]:
-    """The accelerator's birth and its way to every place that rules asked for it."""
+
+Said = tuple[Source, "Change | Diagnostic"]
+
+
+def connect(facts: Facts, decisions: Decisions) -> Iterator[Said | Everywhere]:
+    """The accelerator's birth in each entry, and its way to every place that rules asked for it."""
     if not decisions.needs:
         return
-    needs = _Needs(facts, decisions)
-    if decisions.everywhere:
-        yield from _born_at_module(facts, decisions, needs)
-        return
-    home = needs.home()
-    if isinstance(home, ast.Module):
-        yield Everywhere()
-        return
-    try:
-        yield _born(facts, decisions, needs, home)
-    except CannotEditError as error:
-        yield UNREACHED.at(getattr(error.node, "lineno", 1), name=home.name, why=error.why)
-        return
-    yield from _carried(facts, decisions, needs, home)
+    needs = Needs(facts, decisions)
+    homes: list[Unit] = []
+    for entry in facts.source.entries:
+        reached = needs.reached(entry.tree)
+        wanted = [u for u in needs.units if u in reached]
+        if not wanted:
+            continue
+        if entry.tree in decisions.global_modules:
+            homes.append(entry.tree)
+            continue
+        home = needs.home(wanted, reached)
+        if isinstance(home, ast.Module):
+            yield Everywhere(entry.tree)
+            return
+        homes.append(home)
+    loose = [u for u in needs.units if not any(u in needs.reached(e.tree) for e in facts.source.entries) and not isinstance(u, ast.Module)]
+    if not homes and loose:
+        home = needs.home(loose, set(needs.callers))
+        if isinstance(home, ast.Module):
+            yield from ((facts.source.of(u), UNREACHED.at(u.lineno, name=u.name, why="nothing in this file calls it")) for u in loose[:1])
+            return
+        homes.append(home)
+    for home in homes:
+        yield _birth(facts, decisions, home)
+    yield from _carried(facts, decisions, needs, set(homes))
 
 
-class _Needs:
+class Needs:
     """Which functions and classes need the accelerator, and who calls them."""
 
     def __init__(self, facts: Facts, decisions: Decisions) -> None:
         self.facts, self.decisions = facts, decisions
         self.units = list(dict.fromkeys(self.unit(node) for node in decisions.needs))
+        self.callers: dict[Unit, list[Unit]] = {}
+        waiting = list(self.units)
+        while waiting:
+            unit = waiting.pop()
+            if unit not in self.callers:
+                self.callers[unit] = list(dict.fromkeys(self.unit(site) for site in self.sites(unit)))
+                waiting += self.callers[unit]
 
     def unit(self, node: ast.AST) -> Unit:
         """The outermost function, or the class, that a place belongs to."""
-        found: Unit = self.facts.source.tree
+        found: Unit = self.facts.source.root(node)
         for parent in (node, *self.facts.source.ancestors(node)):
-            if isinstance(parent, (*FUNCTIONS, ast.ClassDef)):
-                if isinstance(parent, FUNCTIONS) and parent is node and isinstance(self.facts.source.parents[parent], ast.ClassDef):
-                    continue
+            if isinstance(parent, ast.ClassDef) or (
+                isinstance(parent, FUNCTIONS) and not (parent is node and isinstance(self.facts.source.parents[parent], ast.ClassDef))
+            ):
                 found = parent
-        if isinstance(found, ast.Module):
-            return found
         return found
 
     def sites(self, unit: Unit) -> list[ast.Call]:
@@ -74,78 +105,89 @@ class _Needs:
             return []
         if isinstance(unit, ast.ClassDef):
             made = [o.site for cls, objs in self.facts.machine.instances.items() if cls.site is unit for o in objs]
-            return [site for site in made if isinstance(site, ast.Call)]
+            return list(dict.fromkeys(site for site in made if isinstance(site, ast.Call)))
         return self.facts.callers(unit)
 
-    def home(self) -> Unit:
+    def reached(self, tree: ast.Module) -> set[Unit]:
+        """The units on a path from a script's module body to a need."""
+        found: set[Unit] = {tree}
+        growing = True
+        while growing:
+            more = {u for u, above in self.callers.items() if u not in found and any(a in found for a in above)}
+            growing = bool(more)
+            found |= more
+        return found
+
+    def home(self, wanted: list[Unit], reached: set[Unit]) -> Unit:
         """The deepest function or class through which every path to a need goes, and which runs once."""
-        table: dict[Unit, list[Unit]] = {}
-        waiting = list(self.units)
-        while waiting:
-            unit = waiting.pop()
-            if unit not in table:
-                table[unit] = list(dict.fromkeys(self.unit(site) for site in self.sites(unit)))
-                waiting += table[unit]
-        alive = [u for u in self.units if isinstance(u, ast.Module) or table[u] or not self._has_entry()]
-        candidates = [u for u in table if not isinstance(u, ast.Module) and self._once(u) and all(self._through(n, u, table, frozenset()) for n in alive)]
+        candidates = [u for u in self.callers if not isinstance(u, ast.Module) and u in reached and self._once(u) and self._gates(wanted, u, reached)]
         for candidate in candidates:
-            if all(self._through(candidate, other, table, frozenset()) for other in candidates):
+            if self._gates([candidate], candidate, reached) and all(self._through(candidate, other, reached, frozenset()) for other in candidates):
                 return candidate
-        return self.facts.source.tree
+        return next((u for u in reached if isinstance(u, ast.Module)), self.facts.source.tree)
 
-    def _has_entry(self) -> bool:
-        return any(isinstance(s, (ast.Expr, ast.If, ast.For, ast.Assign)) and any(isinstance(n, ast.Call) for n in ast.walk(s)) for s in self.facts.source.tree.body)
+    def _gates(self, wanted: list[Unit], gate: Unit, reached: set[Unit]) -> bool:
+        return all(self._through(unit, gate, reached, frozenset()) for unit in wanted)
 
-    def _through(self, unit: Unit, gate: Unit, table: dict[Unit, list[Unit]], seen: frozenset[Unit]) -> bool:
+    def _through(self, unit: Unit, gate: Unit, reached: set[Unit], seen: frozenset[Unit]) -> bool:
         if unit is gate:
             return True
-        if isinstance(unit, ast.Module) or unit in seen:
-            return unit in seen
-        above = table[unit]
-        return bool(above) and all(self._through(other, gate, table, seen | {unit}) for other in above)
+        if isinstance(unit, ast.Module):
+            return False
+        if unit in seen:
+            return True
+        above = [u for u in self.callers[unit] if u in reached]
+        return bool(above) and all(self._through(other, gate, reached, seen | {unit}) for other in above)
 
     def _once(self, unit: Unit) -> bool:
         sites = self.sites(unit)
         return len(sites) <= 1 and not any(self.facts.all_loops(site) for site in sites)
 
 
-def _construction(facts: Facts, decisions: Decisions) -> tuple[str, list[tuple[Edit, ...]]]:
-    """`Accelerator(...)` with what the script and the options decided, and the imports that it takes."""
-    options, arguments, imports = decisions.options, [], [ensure_import(facts.source, "accelerate", "Accelerator")]
+# birth ---------------------------------------------------------------------------------------------------
+
+
+def _birth(facts: Facts, decisions: Decisions, home: Unit) -> Said:
+    source = facts.source.of(home)
+    try:
+        if isinstance(home, ast.Module):
+            anchor = _module_anchor(facts, decisions, home)
+            code, imports = _birth_lines(facts, decisions, source, decisions.name)
+            imports = [_above(anchor, edit) for edit in imports]
+        elif isinstance(home, ast.ClassDef):
+            function = constructor(home)
+            if function is None:
+                return source, UNREACHED.at(home.lineno, name=home.name, why="its class has no `__init__`")
+            anchor = _first(function.body)
+            code, imports = _birth_lines(facts, decisions, source, f"{function.args.args[0].arg}.{decisions.name}")
+        else:
+            anchor = _earliest(facts, decisions, home.body)
+            code, imports = _birth_lines(facts, decisions, source, decisions.name)
+        edits = merge([add_before(source, anchor, code, rank=BIRTH), *imports])
+    except CannotEditError as error:
+        return source, UNREACHED.at(getattr(error.node, "lineno", 1), name=getattr(home, "name", "the module"), why=error.why)
+    return source, Change(CODE, NAME, "one accelerator, born before what it prepares", anchor.lineno, edits, gives=frozenset({"accelerator"}), source="R01")
+
+
+def _birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str) -> tuple[str, list[tuple[Edit, ...]]]:
+    """`accelerator = Accelerator(...)` with what the script and the options decided, and the imports that it takes."""
+    options, arguments, loader = decisions.options, dict(decisions.arguments), dict(decisions.loader_arguments)
+    wanted = dict.fromkeys([("accelerate", "Accelerator"), *decisions.imports])
     if options.mixed_precision is not None:
-        arguments.append(f'mixed_precision="{options.mixed_precision}"')
-    loader = [f"{name}=True" for name in ("split_batches", "non_blocking") if (name == "split_batches" and options.batch == "global") or name in decisions.arguments]
+        arguments.setdefault("mixed_precision", f'"{options.mixed_precision}"')
+    if options.batch == "global":
+        loader = {"split_batches": "True", **loader}
     if loader:
-        arguments.append(f"dataloader_config=DataLoaderConfiguration({', '.join(loader)})")
-        imports.append(ensure_import(facts.source, "accelerate.utils", "DataLoaderConfiguration"))
-    return f"Accelerator({', '.join(arguments)})", imports
-
-
-def _birth_lines(facts: Facts, decisions: Decisions, target: str) -> tuple[str, list[tuple[Edit, ...]]]:
-    text, imports = _construction(facts, decisions)
-    lines = [f"{target} = {text}"]
-    from script2accel.analysis.randomness import seedings
-
-    if decisions.options.seed is not None and not seedings(facts):
-        lines.append(f"set_seed({decisions.options.seed})")
-        imports.append(ensure_import(facts.source, "accelerate.utils", "set_seed"))
+        arguments["dataloader_config"] = f"DataLoaderConfiguration({', '.join(f'{k}={v}' for k, v in loader.items())})"
+        wanted["accelerate.utils", "DataLoaderConfiguration"] = None
+    if decisions.handlers:
+        arguments["kwargs_handlers"] = f"[{', '.join(decisions.handlers)}]"
+    lines = [f"{target} = Accelerator({', '.join(f'{k}={v}' for k, v in arguments.items())})"]
+    imports = [ensure_import(source, module, name) for module, name in wanted]
+    if options.seed is not None and not seedings(facts):
+        lines.append(f"set_seed({options.seed})")
+        imports.append(ensure_import(source, "accelerate.utils", "set_seed"))
     return "\n".join(lines), imports
-
-
-def _born(facts: Facts, decisions: Decisions, needs: _Needs, home: Unit) -> Change:
-    if isinstance(home, ast.ClassDef):
-        function = _constructor(home)
-        if function is None:
-            raise CannotEditError(home, "its class has no `__init__`")
-        owner = function.args.args[0].arg
-        anchor = _first(function.body)
-        code, imports = _birth_lines(facts, decisions, f"{owner}.{decisions.name}")
-    else:
-        assert isinstance(home, FUNCTIONS)
-        anchor = _earliest(facts, decisions, home.body)
-        code, imports = _birth_lines(facts, decisions, decisions.name)
-    edits = merge([add_before(facts.source, anchor, code, rank=BIRTH), *imports])
-    return Change(CODE, NAME, "one accelerator, born before what it prepares", anchor.lineno, edits, gives=frozenset({"accelerator"}), source="R01")
 
 
 def _first(body: list[ast.stmt]) -> ast.stmt:
@@ -154,7 +196,8 @@ def _first(body: list[ast.stmt]) -> ast.stmt:
     return body[1] if documented and len(body) > 1 else body[0]
 
 
-def _constructor(cls: ast.ClassDef) -> ast.FunctionDef | None:
+def constructor(cls: ast.ClassDef) -> ast.FunctionDef | None:
+    """A class's own `__init__`."""
     return next((s for s in cls.body if isinstance(s, ast.FunctionDef) and s.name == "__init__"), None)
 
 
@@ -168,46 +211,24 @@ def _earliest(facts: Facts, decisions: Decisions, body: list[ast.stmt]) -> ast.s
     return _first(body)
 
 
-def _born_at_module(facts: Facts, decisions: Decisions, needs: _Needs) -> Iterator[Change | Diagnostic]:
-    body = facts.source.tree.body
-    anchor = _earliest(facts, decisions, body)
-    while isinstance(anchor, ast.If) and facts.machine.truth(anchor.test) and not any(_lexically(facts, n, anchor.test) for n in decisions.needs):
+def _module_anchor(facts: Facts, decisions: Decisions, tree: ast.Module) -> ast.stmt:
+    anchor = _earliest(facts, decisions, tree.body)
+    if isinstance(anchor, ast.If) and facts.machine.truth(anchor.test):
         anchor = _earliest(facts, decisions, anchor.body)
-        break
-    last_import = max((s.lineno for s in body if isinstance(s, (ast.Import, ast.ImportFrom))), default=0)
-    if anchor.lineno < last_import and anchor in body:
-        later = [s for s in body if s.lineno > anchor.lineno]
-        blocking = [s for s in later if isinstance(s, (ast.Import, ast.ImportFrom))]
-        del blocking  # imports behind the anchor don't matter: Accelerator's own import goes to the head
-    code, imports = _birth_lines(facts, decisions, decisions.name)
-    imports = [_above(facts, anchor, edit) for edit in imports]
-    try:
-        edits = merge([add_before(facts.source, anchor, code, rank=BIRTH), *imports])
-    except CannotEditError as error:
-        yield UNREACHED.at(anchor.lineno, name="the module", why=error.why)
-        return
-    yield Change(CODE, NAME, "one accelerator, born before what it prepares", anchor.lineno, edits, gives=frozenset({"accelerator"}), source="R01")
+    return anchor
 
 
-def _lexically(facts: Facts, node: ast.AST, outer: ast.AST) -> bool:
-    return node is outer or any(p is outer for p in facts.source.ancestors(node))
-
-
-def _above(facts: Facts, anchor: ast.stmt, edits: tuple[Edit, ...]) -> tuple[Edit, ...]:
+def _above(anchor: ast.stmt, edits: tuple[Edit, ...]) -> tuple[Edit, ...]:
     """An import must stand in front of the birth, also where the script imports further below."""
-    from script2accel.change.plan import Lines
-
-    moved = []
-    for edit in edits:
-        if isinstance(edit, Lines) and edit.line >= anchor.lineno:
-            edit = Lines(anchor.lineno, edit.text, False, BIRTH - 1)
-        moved.append(edit)
-    return tuple(moved)
+    return tuple(Lines(anchor.lineno, e.text, False, BIRTH - 1) if isinstance(e, Lines) and e.line >= anchor.lineno else e for e in edits)
 
 
-def _carried(facts: Facts, decisions: Decisions, needs: _Needs, home: Unit) -> Iterator[Change | Diagnostic]:
-    """Parameters and arguments for every function and class on the way from home to the needs."""
-    done: set[Unit] = {home}
+# the way to the needs ---------------------------------------------------------------------------------------
+
+
+def _carried(facts: Facts, decisions: Decisions, needs: Needs, homes: set[Unit]) -> Iterator[Said]:
+    """Parameters and arguments for every function and class on the way from a home to the needs."""
+    done: set[Unit] = set(homes)
     waiting = [u for u in needs.units if u not in done]
     while waiting:
         unit = waiting.pop(0)
@@ -215,42 +236,52 @@ def _carried(facts: Facts, decisions: Decisions, needs: _Needs, home: Unit) -> I
             continue
         done.add(unit)
         if isinstance(unit, ast.Module):
+            if unit not in decisions.global_modules:
+                node = next(n for n in decisions.needs if needs.unit(n) is unit)
+                yield facts.source.of(unit), UNREACHED.at(getattr(node, "lineno", 1), name="the module", why="it runs when it is imported, before an accelerator exists")
+            continue
+        if decisions.is_global(unit):
             continue
         sites = needs.sites(unit)
-        if not sites:
-            if not isinstance(unit, ast.ClassDef):
-                yield DEAD.at(unit.lineno, name=unit.name, accelerator=decisions.name)
+        if not sites and not isinstance(unit, ast.ClassDef):
+            yield facts.source.of(unit), DEAD.at(unit.lineno, name=unit.name, accelerator=decisions.name)
         waiting += [needs.unit(site) for site in sites]
-        yield from _give(facts, decisions, unit, sites, needs)
+        yield from _give(facts, decisions, unit, sites)
 
 
-def _give(facts: Facts, decisions: Decisions, unit: Unit, sites: list[ast.Call], needs: _Needs) -> Iterator[Change | Diagnostic]:
-    source, name = facts.source, decisions.name
-    assert not isinstance(unit, ast.Module)
-    function = _constructor(unit) if isinstance(unit, ast.ClassDef) else unit
+def _give(facts: Facts, decisions: Decisions, unit: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, sites: list[ast.Call]) -> Iterator[Said]:
+    source, name = facts.source.of(unit), decisions.name
+    function = constructor(unit) if isinstance(unit, ast.ClassDef) else unit
     if function is None:
-        yield UNREACHED.at(unit.lineno, name=unit.name, why="its class has no `__init__`")
+        yield source, UNREACHED.at(unit.lineno, name=unit.name, why="its class has no `__init__`")
         return
     escapes = facts.machine.escapes.get(unit, [])
     if escapes and not isinstance(unit, ast.ClassDef):
-        line = getattr(escapes[0], "lineno", unit.lineno)
-        yield UNREACHED.at(line, name=unit.name, why="it is handed on as a value, so not all its calls can be seen")
+        yield facts.source.of(escapes[0]), UNREACHED.at(getattr(escapes[0], "lineno", 1), name=unit.name, why="it is handed on as a value, so not all its calls can be seen")
         return
-    edits: list[tuple[Edit, ...]] = []
-    if isinstance(unit, ast.ClassDef):
-        owner = function.args.args[0].arg
-        edits.append(add_parameter(source, function, name, method=True))
-        try:
-            edits.append(add_before(source, _first(function.body), f"{owner}.{name} = {name}", rank=BIRTH))
-        except CannotEditError as error:
-            yield UNREACHED.at(unit.lineno, name=unit.name, why=error.why)
-            return
-    else:
-        edits.append(add_parameter(source, function, name, method=False))
+    edits: dict[Source, list[tuple[Edit, ...]]] = {source: []}
+    try:
+        if isinstance(unit, ast.ClassDef):
+            owner = function.args.args[0].arg
+            edits[source] += [add_parameter(source, function, name, method=True), add_before(source, _first(function.body), f"{owner}.{name} = {name}", rank=BIRTH)]
+        else:
+            edits[source].append(add_parameter(source, function, name, method=False))
+    except CannotEditError as error:
+        yield source, UNREACHED.at(unit.lineno, name=unit.name, why=error.why)
+        return
     for site in sites:
         if not isinstance(site.func, (ast.Name, ast.Attribute)):
-            yield UNREACHED.at(site.lineno, name=unit.name, why="this call can't be followed")
+            yield facts.source.of(site), UNREACHED.at(site.lineno, name=unit.name, why="this call can't be followed")
             return
-        owner = decisions.method_of(site)
-        edits.append(add_argument(source, site, f"{owner}.{name}" if owner else name, first=True))
-    yield Change(CODE, NAME, f"`{unit.name}` uses the accelerator: it is handed to it at every call", function.lineno, merge(edits), needs=frozenset({"accelerator"}), source="R01")
+        edits.setdefault(facts.source.of(site), []).append(add_argument(facts.source.of(site), site, _spoken(decisions, site), first=True))
+    decisions.changed.append(unit)
+    for where, found in edits.items():
+        line = function.lineno if where is source else min(site.lineno for site in sites if facts.source.of(site) is where)
+        needs = frozenset({"accelerator"}) if len(facts.source.sources) == 1 else frozenset()
+        yield where, Change(CODE, NAME, f"`{unit.name}` uses the accelerator: it is handed to it at every call", line, merge(found), needs=needs, source="R01")
+
+
+def _spoken(decisions: Decisions, site: ast.Call) -> str:
+    """How the accelerator is written at a call site, without asking for it there."""
+    owner = decisions.method_of(site)
+    return f"{owner}.{decisions.name}" if owner and not decisions.is_global(site) else decisions.name

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from script2accel.analysis.devices import definitions_cached
 from script2accel.analysis.facts import FUNCTIONS, Facts, Function
 from script2accel.analysis.homes import Binding, Homes
 from script2accel.analysis.machine import Machine
@@ -93,11 +94,35 @@ class _Placer:
         """Place everything: one call where that is possible."""
         if not optimizers or not models:
             return
-        scopes = [self.homes.outermost(o) for o in optimizers]
-        if not all(scopes):
-            self._fail(optimizers[0], "the optimizer", "the optimizer isn't held by a name")
-            return
-        scope = scopes[0][0]
+        groups: dict[Function, list[Obj]] = {}
+        for optimizer in optimizers:
+            scopes = self.homes.outermost(optimizer)
+            if not scopes:
+                self._fail(optimizer, "the optimizer", "the optimizer isn't held by a name")
+                return
+            groups.setdefault(scopes[0], []).append(optimizer)
+        placed: set[Obj] = set()
+        for scope, own in groups.items():
+            trained = [m for m in models if any(o in self.facts.roles.training.get(m, ()) for o in own) and m not in placed]
+            wanted = [o for o in loaders if o not in placed and (len(groups) == 1 or self._serves(o, own))]
+            self._group(scope, trained, own, wanted)
+            placed |= {*trained, *wanted}
+        for loader in loaders:
+            if loader not in placed:
+                self._loader_alone(loader)
+
+    def _serves(self, loader: Obj, optimizers: list[Obj]) -> bool:
+        """Whether one of the optimizers steps in a loop over the loader, or the loader is evaluated beside it in one function."""
+        facts = self.facts
+        loops = [t.loop for t in facts.train_loops if loader in t.loaders] + [e.loop for e in facts.eval_loops if loader in e.loaders]
+        for step in facts.optimizer_steps:
+            if any(o in step.objs for o in optimizers) and any(facts.inside(loop, step.call) for loop in loops):
+                return True
+        mine = {s for o in optimizers for s in self.homes.outermost(o)}
+        return any(self._path(loader, s) is not None for s in mine)
+
+    def _group(self, scope: Function, models: list[Obj], optimizers: list[Obj], loaders: list[Obj]) -> None:
+        """Place the objects of the optimizers that one scope makes."""
         core = [*models, *optimizers]
         paths = {o: self._path(o, scope) for o in (*core, *loaders)}
         missing = next((o for o in core if paths[o] is None), None)
@@ -109,7 +134,7 @@ class _Placer:
         if not self._call(scope, [*core, *here], paths):
             first = self._call(scope, here, paths) if here else True
             if not (first and self._call(scope, core, paths)):
-                self._fail(models[0], "the model", f"in `{_where(scope)}` something is used before all of it exists")
+                self._fail((models or optimizers)[0], "the model", f"in `{_where(scope)}` something is used before all of it exists")
                 return
         for loader in loaders:
             if loader not in here:
@@ -130,11 +155,24 @@ class _Placer:
     def _path(self, obj: Obj, scope: Function) -> str | None:
         found = self.homes.bindings(obj, scope)
         good = [b.path for b in found if b.path.isidentifier() or b.path.startswith("self.") or "[" in b.path]
-        return good[-1] if good else None
+        used = self._used_names(obj)
+        return next((path for path in reversed(good) if path in used), good[-1] if good else None)
+
+    def _used_names(self, obj: Obj) -> set[str]:
+        """The names under which loops read, and statements call or step, an object (not those of a progress bar around it)."""
+        facts = self.facts
+        nodes: list[ast.expr] = [f.call.func for f in facts.forwards if obj in f.models]
+        nodes += [s.call.func.value for s in facts.optimizer_steps if obj in s.objs and isinstance(s.call.func, ast.Attribute)]
+        for what, node in facts.machine.uses.get(obj, ()):
+            if what in ("iterated", "iter", "len", "given"):
+                nodes += [n for n in ast.walk(getattr(node, "iter", node)) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript))]
+        exact = [n for n in nodes if {o.inner for o in facts.machine.at.get(n, NOTHING).objs} == {obj}]
+        return {ast.unparse(n) for n in exact}
 
     def _fail(self, obj: Obj, what: str, why: str) -> None:
         line = getattr(obj.site, "lineno", 1)
-        self.result.problems.append(UNPLACED.at(line, what=what, why=why))
+        path = self.facts.source.of(obj.site).path if obj.site is not None else self.facts.source.entries[0].path
+        self.result.problems.append(UNPLACED.at(line, path=path, what=what, why=why))
 
     # one call --------------------------------------------------------------------------------------------
 
@@ -333,26 +371,46 @@ class Decisions:
     def __init__(self, facts: Facts, plan: Draft, options: Options) -> None:
         self.facts, self.plan, self.options = facts, plan, options
         self.name = next(name for name in ("accelerator", "accel", "hf_accelerator") if name not in facts.source.names or self._is_ours(facts, name))
-        self.everywhere = self._everywhere()
+        self.global_modules = self._global_modules()
         self.needs: list[ast.AST] = []
+        # what the accelerator is constructed with: keyword -> text, options of DataLoaderConfiguration, kwargs handlers, and the imports that these take
         self.arguments: dict[str, str] = {}
+        self.loader_arguments: dict[str, str] = {}
+        self.handlers: list[str] = []
+        self.imports: dict[tuple[str, str], None] = {}
+        self.changed: list[ast.AST] = []  # functions and classes that take the accelerator from now on
 
     def _is_ours(self, facts: Facts, name: str) -> bool:
-        return any(o.kind == "made" and o.path.startswith("accelerate.") for o in facts.machine.store.get((facts.source.tree, name), NOTHING).objs)
+        trees = [source.tree for source in facts.source.entries]
+        return any(o.kind == "made" and o.path.startswith("accelerate.") for tree in trees for o in facts.machine.store.get((tree, name), NOTHING).objs)
 
-    def _everywhere(self) -> bool:
-        """Whether the accelerator is a module global: where prepare stands at module level, or a device does that functions read."""
-        if any(isinstance(p.scope, ast.Module) for p in self.plan.prepares):
-            return True
-        from script2accel.analysis.devices import definitions
+    def _global_modules(self) -> set[ast.Module]:
+        """The entry scripts whose accelerator is a module global: prepare stands at module level, or a device does that functions read."""
+        found = {p.scope for p in self.plan.prepares if isinstance(p.scope, ast.Module)}
+        for definition in definitions_cached(self.facts):
+            scope = self.facts.function(definition)
+            if isinstance(scope, ast.Module) and self.facts.source.is_entry(definition):
+                found.add(scope)
+        return {tree for tree in found if self.facts.source.is_entry(tree)}
 
-        return any(isinstance(self.facts.function(d), ast.Module) for d in definitions(self.facts))
+    def is_global(self, node: ast.AST) -> bool:
+        """Whether, where a node stands, the accelerator is a global of the module."""
+        return self.facts.source.root(node) in self.global_modules
 
     def accelerator(self, node: ast.AST) -> str:
         """How the accelerator is written at a place; the place is remembered as one that needs it."""
         self.needs.append(node)
         owner = self.method_of(node)
-        return f"{owner}.{self.name}" if owner and not self.everywhere else self.name
+        return f"{owner}.{self.name}" if owner and not self.is_global(node) else self.name
+
+    def device(self, node: ast.AST) -> str | None:
+        """How a place writes the device: the accelerator's, or in an nn.Module's methods that of its own parameters."""
+        if not self.facts.in_module(node) or self.is_global(node):
+            return f"{self.accelerator(node)}.device"
+        function = self.facts.function(node)
+        if isinstance(function, ast.Module) or function.name == "__init__" or not function.args.args:
+            return None
+        return f"next({function.args.args[0].arg}.parameters()).device"
 
     def class_has(self, node: ast.AST) -> bool:
         """Whether the class of the method that a node stands in trains, evaluates or prepares: it has an accelerator anyway."""

@@ -26,7 +26,61 @@ _PYTHON2 = re.compile(
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
-class Source:
+class Tree:
+    """Questions about the structure around a node, answered from the parents of all nodes."""
+
+    tree: ast.Module
+    parents: dict[ast.AST, ast.AST]
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around a node, innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that holds the node (itself, if it is one)."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node
+
+    def scope(self, node: ast.AST) -> Scope:
+        """The function, lambda, class or module whose body the node stands in."""
+        child = node
+        for parent in self.ancestors(node):
+            if isinstance(parent, ast.Module):
+                return parent
+            if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and child in parent.body:
+                return parent
+            if isinstance(parent, ast.Lambda) and child is parent.body:
+                return parent
+            child = parent
+        return self.tree
+
+    def function(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Module:
+        """The function (lambdas and classes passed over) or the module that the node runs in."""
+        scope: ast.AST = self.scope(node)
+        while isinstance(scope, (ast.Lambda, ast.ClassDef)):
+            scope = self.scope(scope)
+        return scope  # type: ignore[return-value]
+
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The list of statements that the statement stands in."""
+        parent = self.parents[statement]
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(parent, name, None)
+            if isinstance(block, list) and any(item is statement for item in block):
+                return block
+        raise LookupError("a statement without a block")
+
+    def root(self, node: ast.AST) -> ast.Module:
+        """The module that a node stands in."""
+        while node in self.parents:
+            node = self.parents[node]
+        return node if isinstance(node, ast.Module) else self.tree
+
+
+class Source(Tree):
     """A file that parsed. Positions are character offsets into `text` (which has no byte order mark); lines count from 1."""
 
     def __init__(self, raw: bytes, text: str, tree: ast.Module, *, encoding: str, bom: bool, path: str) -> None:
@@ -67,13 +121,13 @@ class Source:
             if depth > MAX_DEPTH:
                 raise _too_deep(self.path, next((node.lineno for node in level if hasattr(node, "lineno")), 0))
             below: list[ast.AST] = []
-            for node in level:
+            for node in level:  # grows: an `elif` is nested in the tree, and no deeper than its `if` for the reader
                 self.nodes.append(node)
                 for child in ast.iter_child_nodes(node):
                     if isinstance(child, (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)):
                         continue  # the interpreter shares these among all nodes
                     self.parents[child] = node
-                    below.append(child)
+                    (level if isinstance(child, ast.If) and self.is_elif(child) else below).append(child)
             level, depth = below, depth + 1
 
     # places ------------------------------------------------------------------------------------------------
@@ -96,6 +150,10 @@ class Source:
     def end(self, node: ast.AST) -> int:
         """Offset behind the node's last character."""
         return self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+
+    def is_elif(self, statement: ast.stmt) -> bool:
+        """Whether an `if` is the `elif` of another: no line can stand in front of it, and no header above it."""
+        return isinstance(statement, ast.If) and self.text.startswith("elif", self.start(statement))
 
     def segment(self, node: ast.AST) -> str:
         """The node's own text."""
@@ -147,49 +205,6 @@ class Source:
     def _call_paren(self, call: ast.Call) -> int:
         return self.text.index("(", self.outer(call.func)[1])
 
-    # structure ---------------------------------------------------------------------------------------------
-
-    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around a node, innermost first."""
-        while node in self.parents:
-            node = self.parents[node]
-            yield node
-
-    def statement(self, node: ast.AST) -> ast.stmt:
-        """The innermost statement that holds the node (itself, if it is one)."""
-        while not isinstance(node, ast.stmt):
-            node = self.parents[node]
-        return node
-
-    def scope(self, node: ast.AST) -> Scope:
-        """The function, lambda, class or module whose body the node stands in."""
-        child = node
-        for parent in self.ancestors(node):
-            if isinstance(parent, ast.Module):
-                return parent
-            if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and child in parent.body:
-                return parent
-            if isinstance(parent, ast.Lambda) and child is parent.body:
-                return parent
-            child = parent
-        return self.tree
-
-    def function(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Module:
-        """The function (lambdas and classes passed over) or the module that the node runs in."""
-        scope: ast.AST = self.scope(node)
-        while isinstance(scope, (ast.Lambda, ast.ClassDef)):
-            scope = self.scope(scope)
-        return scope  # type: ignore[return-value]
-
-    def block(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The list of statements that the statement stands in."""
-        parent = self.parents[statement]
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(parent, name, None)
-            if isinstance(block, list) and any(item is statement for item in block):
-                return block
-        raise LookupError("a statement without a block")
-
     # layout ------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -219,6 +234,8 @@ class Source:
     def alone(self, statement: ast.stmt) -> bool:
         """Whether nothing but white space and a comment shares the statement's lines."""
         start, end = self.start(statement), self.end(statement)
+        if self.is_elif(statement):
+            return False
         before = self.text[self.starts[self.line_of(start) - 1] : start]
         after = self.text[end:]
         rest = _NEWLINE.split(after, maxsplit=1)[0].strip()

@@ -11,6 +11,8 @@ from script2accel.knowledge import torch as names
 
 MAX_RUNS = 8  # how often one function's body is followed
 ITERATORS = re.compile(r"^(iter|list|tuple|reversed|sorted|itertools\.(cycle|islice|chain)|more_itertools\.\w+)$")
+Callable_ = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Keywords = dict[str | None, Value]
 EQUAL_ON_RANKS = frozenset({"len", "isinstance", "type", "hasattr", "id", "callable", "issubclass"})
 ACCELERATOR = re.compile(r"^accelerate\.(accelerator\.)?Accelerator$")
 AGREEING = frozenset({"gather", "gather_for_metrics", "reduce", "check_trigger"})
@@ -49,11 +51,11 @@ class Calls(Expressions):
         self.detours.add(self.source.parents[func])
         return True
 
-    def call_objects(self, callee: Value, node: ast.AST, args: list[Value], keywords: dict[str | None, Value]) -> Value:
+    def call_objects(self, callee: Value, node: ast.AST, args: list[Value], keywords: Keywords) -> Value:
         results = [self._call(obj, node, args, keywords, callee.marks) for obj in sorted(callee.objs, key=_kind)]
         return join_all(results)
 
-    def _call(self, obj: Obj, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
+    def _call(self, obj: Obj, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
         everything: frozenset[ast.AST] = marks.union(*(v.marks for v in args), *(v.marks for v in keywords.values()))
         match obj.kind:
             case "function":
@@ -89,14 +91,14 @@ class Calls(Expressions):
         self.use(obj, "call", node)
         return self._made(obj, node, args, keywords, everything)
 
-    def _made(self, callee: Obj, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
+    def _made(self, callee: Obj, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
         """A new object that a call gave; its arguments are remembered, and that they were given."""
         obj = self.world.obj("made", "", callee, node, self.phase)
         obj.arguments, obj.keywords = args, keywords
         self._given(node, args, keywords, callee)
         return Value(frozenset((obj,)), marks)
 
-    def _given(self, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], callee: Obj) -> None:
+    def _given(self, node: ast.AST, args: list[Value], keywords: Keywords, callee: Obj) -> None:
         for value in (*args, *keywords.values()):
             for obj in value.objs:
                 if obj.kind in ("function", "method") and obj.site is not None:
@@ -129,7 +131,7 @@ class Calls(Expressions):
                 self._construct(cls, obj, site, None, {})
         return obj
 
-    def _construct(self, cls: Obj, made: Obj, node: ast.AST, args: list[Value] | None, keywords: dict[str | None, Value]) -> None:
+    def _construct(self, cls: Obj, made: Obj, node: ast.AST, args: list[Value] | None, keywords: Keywords) -> None:
         found = self.lookup(cls, "__init__")
         for obj in found.objs if found is not None else ():
             if obj.kind == "function":
@@ -142,24 +144,38 @@ class Calls(Expressions):
                     self.put((made, name), value)
 
     def _super(self, node: ast.Call, scope: ast.AST) -> Value:
-        function = scope
-        cls_node = self.source.scope(function) if isinstance(function, FUNCTIONS) else None
-        if not isinstance(cls_node, ast.ClassDef) or not function.args.args:  # type: ignore[union-attr]
+        if not isinstance(scope, FUNCTIONS) or not scope.args.args:
             return NOTHING
-        me = self.store.get((function, function.args.args[0].arg), NOTHING)  # type: ignore[union-attr]
+        cls_node = self.source.scope(scope)
+        if not isinstance(cls_node, ast.ClassDef):
+            return NOTHING
+        me = self.store.get((scope, scope.args.args[0].arg), NOTHING)
         cls = self.world.obj("class", cls_node.name, None, cls_node)
         parent = self.world.obj("super", cls.name, None, node)
-        for base in self.bases.get(cls, ()):
-            if base.kind == "class":
-                for (owner, name), value in list(self.store.items()):
-                    if owner is base:
-                        for obj in value.objs:
-                            for instance in me.objs:
-                                bound = self.world.obj("method", obj.name, instance, obj.site) if obj.kind == "function" else obj
-                                self.put((parent, name), Value(frozenset((bound,)), frozenset()))
+        for name, value in self._inherited(cls).items():
+            bound = {
+                self.world.obj("method", obj.name, instance, obj.site) if obj.kind == "function" else obj for obj in value.objs for instance in me.objs
+            }
+            if bound:
+                self.put((parent, name), Value(frozenset(bound), frozenset()))
         return Value(frozenset((parent,)), frozenset())
 
-    def invoke(self, function: Obj, call: ast.AST, args: list[Value], keywords: dict[str | None, Value], *, known: bool = True) -> Value:
+    def _inherited(self, cls: Obj) -> dict[str, Value]:
+        """What a class has from the project's classes that it is made of, the nearest first."""
+        found: dict[str, Value] = {}
+        seen = {cls}
+        waiting = list(self.bases.get(cls, ()))
+        while waiting:
+            base = waiting.pop(0)
+            if base.kind == "class" and base not in seen:
+                seen.add(base)
+                for name in sorted(self.bound.get(base.site, ())) if base.site is not None else ():
+                    if (base, name) in self.store:
+                        found.setdefault(name, self.store[base, name])
+                waiting += self.bases.get(base, ())
+        return found
+
+    def invoke(self, function: Obj, call: ast.AST, args: list[Value], keywords: Keywords, *, known: bool = True) -> Value:
         node = function.site
         if isinstance(call, ast.Call) and known and node is not None:
             self.callers.setdefault(node, {})[call] = None
@@ -196,18 +212,19 @@ class Calls(Expressions):
         raise NotImplementedError  # in Machine
 
     def _generators(self) -> frozenset[ast.AST]:
-        if self._generator_set is None:
-            self._generator_set = frozenset(self.source.scope(n) for n in self.source.nodes if isinstance(n, (ast.Yield, ast.YieldFrom)))
-        return self._generator_set
+        count = len(self.source.sources)
+        if self._generator_set[0] != count:
+            self._generator_set = count, frozenset(self.source.scope(n) for n in self.source.nodes if isinstance(n, (ast.Yield, ast.YieldFrom)))
+        return self._generator_set[1]
 
-    _generator_set: frozenset[ast.AST] | None = None
+    _generator_set: tuple[int, frozenset[ast.AST]] = (0, frozenset())
 
     @property
     def stack(self) -> list[ast.AST]:
         """The functions being followed."""
-        return self.__dict__.setdefault("_stack", [])
+        return self._stack
 
-    def _bind_parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, args: list[Value], keywords: dict[str | None, Value], known: bool) -> None:
+    def _bind_parameters(self, node: Callable_, args: list[Value], keywords: Keywords, known: bool) -> None:
         arguments = node.args
         positional = [*arguments.posonlyargs, *arguments.args]
         defaults = dict(zip([a.arg for a in positional[len(positional) - len(arguments.defaults) :]], arguments.defaults, strict=True))
@@ -241,7 +258,7 @@ class Calls(Expressions):
 
     # libraries -------------------------------------------------------------------------------------------
 
-    def _external(self, obj: Obj, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
+    def _external(self, obj: Obj, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
         path = str(obj.name)
         first = args[0] if args else NOTHING
         if path in ("enumerate", "zip"):
@@ -257,16 +274,18 @@ class Calls(Expressions):
             return Value(bar.objs | iterable.objs, iterable.marks) if iterable.objs else bar
         if ITERATORS.match(path):
             for value in args:
-                self.iterated(value, node) if path != "iter" else [self.use(o, "iter", node) for o in value.objs]
+                if path != "iter":
+                    self.iterated(value, node)
+                for o in value.objs if path == "iter" else ():
+                    self.use(o, "iter", node)
             return first if path != "itertools.chain" else join_all(args)
         if path == "next":
             self.iterated(first, node)
             return self.element(first, node)
         if path in EQUAL_ON_RANKS:
-            for value in first.objs if path == "len" else ():
-                self.use(value, "len", node)
-            made = self._made(obj, node, args, keywords, frozenset())
-            return made
+            for o in first.objs if path == "len" else ():
+                self.use(o, "len", node)
+            return self._made(obj, node, args, keywords, frozenset())
         if path == "getattr" and len(args) >= 2 and all(o.kind == "const" for o in args[1].objs) and len(args[1].objs) == 1:
             name = next(iter(args[1].objs)).name
             return join_all([self.member(o, str(name), node) for o in first.objs]).join(args[2] if len(args) > 2 else NOTHING)
@@ -296,10 +315,10 @@ class Calls(Expressions):
             self._given(node, args, keywords, obj)
             return every[0] if len(every) == 1 else Value(frozenset((made,)), frozenset())
         if names.TRANSPARENT.match(path):
-            made = self._made(obj, node, args, keywords, marks)
+            wrapper = self._made(obj, node, args, keywords, marks)
             for o in first.objs:
                 self.use(o, "wrapped", node)
-            return Value(made.objs | first.objs, marks) if first.objs else made
+            return Value(wrapper.objs | first.objs, marks) if first.objs else wrapper
         if path.startswith("accelerate.") and AGREEING_FUNCTIONS.match(path):
             self._given(node, args, keywords, obj)
             return self.agreed(first)
@@ -309,7 +328,7 @@ class Calls(Expressions):
             marks = marks | {node}
         return self._made(obj, node, args, keywords, marks)
 
-    def _method(self, obj: Obj, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
+    def _method(self, obj: Obj, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
         base, name = obj.base, str(obj.name)
         assert base is not None
         self.use(base, "." + name, node)
@@ -339,7 +358,7 @@ class Calls(Expressions):
         """The value after prepare."""
         return Value(frozenset(o if o.kind in ("prepared", "const") else self.world.obj("prepared", "", o, None) for o in value.objs), value.marks)
 
-    def _accelerator(self, base: Obj, name: str, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value | None:
+    def _accelerator(self, base: Obj, name: str, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value | None:
         first = args[0] if args else NOTHING
         if name == "prepare":
             for value in args:
@@ -380,7 +399,7 @@ class Calls(Expressions):
             objs.append(obj)
         return Value(frozenset(objs), frozenset())
 
-    def _container(self, base: Obj, name: str, node: ast.AST, args: list[Value], keywords: dict[str | None, Value], marks: frozenset[ast.AST]) -> Value:
+    def _container(self, base: Obj, name: str, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
         if name in ("append", "add", "appendleft") and args:
             self.add((base, "*"), args[0].marked(self.guard))
         elif name == "extend" and args:

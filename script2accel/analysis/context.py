@@ -73,3 +73,15 @@ def _calls_layers(facts: Facts, function: ast.AST, seen: frozenset[ast.AST]) -> 
             if obj.kind == "external" and names.LOSS_FUNCTION.match(str(obj.name)):
                 return True
     return False
+
+
+def loads_state(facts: Facts, call: ast.Call) -> bool:
+    """Whether what is loaded, or a part of it, goes into `load_state_dict`."""
+    made = {o for o in facts.machine.at.get(call, NOTHING).objs if o.kind == "made"}
+    for other in facts.program.calls:
+        if isinstance(other.func, ast.Attribute) and other.func.attr == "load_state_dict":
+            for arg in other.args:
+                for obj in facts.machine.at.get(arg, NOTHING).objs:
+                    if obj in made or obj.base in made:
+                        return True
+    return False

@@ -41,6 +41,8 @@ def definitions(facts: Facts) -> list[ast.Assign | ast.AnnAssign]:
             continue
         if not isinstance(target, (ast.Name, ast.Attribute)) or facts.in_module(node) or node.value is None or node.value not in facts.machine.at:
             continue
+        if isinstance(facts.function(node), ast.Module) and not facts.program.source.is_entry(node):
+            continue  # no accelerator at import time: each use of the name is rewritten
         if chooses_device(facts, node.value, ast.unparse(target) in known):
             found.append(node)
     return sorted(found, key=lambda n: n.lineno)
@@ -123,10 +125,16 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 
 
 def definitions_cached(facts: Facts) -> list[ast.Assign | ast.AnnAssign]:
-    """`definitions`, computed once per facts."""
-    if "device_definitions" not in facts.__dict__:
-        facts.__dict__["device_definitions"] = definitions(facts)
-    return facts.__dict__["device_definitions"]  # type: ignore[no-any-return]
+    """`definitions` of all files, computed once per facts."""
+    program = facts.program
+    if "device_definitions" not in program.__dict__:
+        program.__dict__["device_definitions"] = definitions(program)
+    return program.__dict__["device_definitions"]  # type: ignore[no-any-return]
+
+
+def own_definitions(facts: Facts) -> list[ast.Assign | ast.AnnAssign]:
+    """The definitions that stand in the file at hand."""
+    return [d for d in definitions_cached(facts) if facts.program.source.of(d) is facts.source or facts.source is facts.program.source]
 
 
 def moves(facts: Facts) -> list[Move]:

@@ -6,6 +6,7 @@ import ast
 import builtins
 from collections.abc import Callable
 
+from script2accel.analysis.program import Program
 from script2accel.analysis.values import NOTHING, Obj, Value, World, join_all
 from script2accel.knowledge.torch import PROGRESS_ITERABLE
 from script2accel.source import Source
@@ -13,12 +14,17 @@ from script2accel.source import Source
 Key = tuple[object, object]
 Journal = dict[Key, "Value | None"]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BINDERS = (  # what binds names, or has a scope of its own
+    ast.Module, ast.Name, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.ExceptHandler, ast.MatchAs, ast.MatchStar,
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.comprehension,
+)  # fmt: skip
+LEAVES = (ast.expr_context, ast.Constant, ast.operator, ast.cmpop, ast.boolop, ast.unaryop, ast.alias)
 
 
 class Expressions:
     """Evaluates expressions over the store; remembers what each node can hold (`at`) and what was done with each object (`uses`)."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Program) -> None:
         self.source = source
         self.world = World()
         self.store: dict[Key, Value] = {}
@@ -40,6 +46,7 @@ class Expressions:
         self.order: dict[ast.stmt, int] = {}
         self.guard: frozenset[ast.AST] = frozenset()
         self.steps = 0
+        self._stack: list[ast.AST] = []
         self.phase = ""
         self.phase_names: set[str] = set()
         self._stores: dict[tuple[ast.AST, str], bool] = {}
@@ -47,24 +54,30 @@ class Expressions:
         self.trained: dict[ast.AST, set[Obj]] = {}
         self.unmarked: set[ast.AST] = set()
         self.detours: set[ast.AST] = set()
-        self.definitions = [node for node in source.nodes if isinstance(node, FUNCTIONS)]
+        self.definitions = [node for entry in source.entries for node in entry.nodes if isinstance(node, FUNCTIONS)]
         self.locals: list[dict[str, Value]] = []
         self.bound: dict[ast.AST, set[str]] = {}
         self.declared: dict[ast.AST, dict[str, str]] = {}
         self._owners: dict[tuple[ast.AST, str], ast.AST] = {}
-        self._collect_names()
+        self._evaluators: dict[type[ast.AST], Callable[..., Value]] = {}
+        self.imported: dict[ast.Module, Source] = {}
 
     # scopes ----------------------------------------------------------------------------------------------
 
-    def _collect_names(self) -> None:
-        """Which names each scope binds, comprehension variables left out."""
-        waiting: list[tuple[ast.AST, ast.AST]] = [(self.source.tree, self.source.tree)]
+    def collect_names(self, tree: ast.Module) -> None:
+        """Which names each scope of a file binds, comprehension variables left out."""
+        waiting: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
         while waiting:
             node, scope = waiting.pop()
+            if not isinstance(node, BINDERS):
+                waiting += [(child, scope) for child in ast.iter_child_nodes(node) if not isinstance(child, LEAVES)]
+                continue
             names = self.bound.setdefault(scope, set())
             match node:
-                case ast.Name(id=name, ctx=ast.Store()):
-                    names.add(name)
+                case ast.Name(id=name, ctx=context):
+                    if isinstance(context, ast.Store):
+                        names.add(name)
+                    continue
                 case ast.Import() | ast.ImportFrom():
                     names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
                 case ast.Global() | ast.Nonlocal():
@@ -106,7 +119,7 @@ class Expressions:
         while not isinstance(scope, ast.Module):
             said = self.declared.get(scope, {}).get(name)
             if said == "Global":
-                return self.source.tree
+                return self.source.root(scope)
             if said is None and not isinstance(scope, ast.ClassDef) and name in self.bound.get(scope, ()):
                 return scope
             scope = self.source.scope(scope)
@@ -168,7 +181,11 @@ class Expressions:
 
     def eval(self, node: ast.expr, scope: ast.AST) -> Value:
         """What an expression can hold here; remembered."""
-        value = getattr(self, f"ev_{type(node).__name__}", self._parts)(node, scope)
+        kind = type(node)
+        evaluate = self._evaluators.get(kind)
+        if evaluate is None:
+            evaluate = self._evaluators[kind] = getattr(self, f"ev_{kind.__name__}", self._parts)
+        value = evaluate(node, scope)
         if not value.marks:
             self.unmarked.add(node)
         old = self.at.get(node)
@@ -195,9 +212,9 @@ class Expressions:
         value = self.store.get((owner, name))
         if value is not None:
             return value
-        if owner is not self.source.tree:
+        if not isinstance(owner, ast.Module):
             return NOTHING
-        if self.stars and name not in self.bound[self.source.tree] and not hasattr(builtins, name):
+        if self.stars and name not in self.bound[owner] and not hasattr(builtins, name):
             return self.world.value("external", f"{self.stars[0] if len(self.stars) == 1 else '*'}.{name}")
         return self.world.value("external", name)
 
@@ -209,6 +226,8 @@ class Expressions:
         """An attribute of one object."""
         if obj.kind == "external":
             return self.world.value("external", f"{obj.name}.{name}")
+        if obj.kind == "module":
+            return self.module_member(obj, name, node)
         if obj.kind != "class" and (obj, name) in self.store:
             return self.store[obj, name]
         if obj.kind == "instance":
@@ -233,6 +252,10 @@ class Expressions:
         if name == "device":
             return self.world.value("attr", "device", obj)
         return self.world.value("attr", name, obj)
+
+    def module_member(self, obj: Obj, name: str, node: ast.AST) -> Value:
+        """A name of a module of the project, or a module below it."""
+        raise NotImplementedError  # in Machine
 
     def lookup(self, cls: Obj, name: str, seen: tuple[Obj, ...] = ()) -> Value | None:
         """A name in a class or the project's classes below it."""
@@ -559,9 +582,9 @@ class Expressions:
         """What a test is known to be: `__name__ == "__main__"` is true; all else unknown."""
         match test:
             case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]):
-                return True
+                return self.source.is_entry(test)
             case ast.Compare(left=ast.Constant(value="__main__"), ops=[ast.Eq()], comparators=[ast.Name(id="__name__")]):
-                return True
+                return self.source.is_entry(test)
             case ast.Compare(left=ast.Name() as name, ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=wanted)]) if self.phase:
                 now = self.known(name)
                 if now is not None:

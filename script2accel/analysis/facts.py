@@ -6,11 +6,13 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from script2accel.analysis.machine import Machine
 from script2accel.analysis.roles import Roles
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
+from script2accel.analysis.program import Program
 from script2accel.source import Source
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
@@ -68,16 +70,24 @@ class Facts:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.source: Source = machine.source
+        self.source: Program = machine.source
         self.roles = Roles(machine)
+
+    @property
+    def program(self) -> Facts:
+        """The facts of all files."""
+        return self
 
     # calls -----------------------------------------------------------------------------------------------
 
     @cached_property
     def calls(self) -> list[ast.Call]:
         """Every call that can be reached, in the order of the text."""
-        found = [n for n in self.source.nodes if isinstance(n, ast.Call) and n.func in self.machine.at]
-        return sorted(found, key=lambda n: (n.lineno, n.col_offset))
+        return [
+            call
+            for source in self.source.sources
+            for call in sorted((n for n in source.nodes if isinstance(n, ast.Call) and n.func in self.machine.at), key=lambda n: (n.lineno, n.col_offset))
+        ]
 
     def path(self, call: ast.Call) -> str:
         """The dotted path of what is called, if it is one name of a library; else ''."""
@@ -315,3 +325,30 @@ class Facts:
         """Every node below some statements."""
         for statement in block:
             yield from ast.walk(statement)
+
+
+class View:
+    """The facts of a program as one of its files sees them: what is listed is that file's, what is asked is answered for all."""
+
+    LISTS = ("calls", "backwards", "forwards", "optimizer_steps", "scheduler_steps", "train_loops", "eval_loops")
+
+    def __init__(self, facts: Facts, source: Source) -> None:
+        self.facts, self.source = facts, source
+
+    @property
+    def program(self) -> Facts:
+        """The facts of all files."""
+        return self.facts
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.facts, name)
+        if name in self.LISTS:
+            value = [item for item in value if self.source.root(_place(item)) is self.source.tree]
+            self.__dict__[name] = value
+        return value
+
+
+def _place(item: object) -> ast.AST:
+    if isinstance(item, ast.AST):
+        return item
+    return item.call if hasattr(item, "call") else item.loop  # type: ignore[no-any-return,attr-defined]

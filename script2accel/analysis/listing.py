@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from script2accel.analysis.roles import DEVICE_TEXT, Roles
 from script2accel.analysis.values import Obj, Value
 from script2accel.knowledge import torch as names
+from script2accel.source import Source
 
 Bound = tuple[int, str, ast.AST]
 
 
-def bindings(roles: Roles) -> Iterator[Bound]:
+def bindings(roles: Roles, source: Source | None = None) -> Iterator[Bound]:
     """Every place where a name gets a value: line, name as written, node."""
-    for node in roles.machine.source.nodes:
+    for node in (roles.machine.source if source is None else source).nodes:
         match node:
             case ast.Assign(targets=targets):
                 for target in targets:
@@ -41,10 +42,10 @@ def _targets(target: ast.expr) -> Iterator[Bound]:
         yield target.lineno, ast.unparse(target), target
 
 
-def lines(roles: Roles) -> Iterator[tuple[int, str, str, tuple[str, ...]]]:
-    """(line, name, role, reasons) of every binding whose role is known."""
+def lines(roles: Roles, source: Source | None = None) -> Iterator[tuple[int, str, str, tuple[str, ...]]]:
+    """(line, name, role, reasons) of every binding (of one file) whose role is known."""
     devices = device_names(roles)
-    for line, name, node in sorted(bindings(roles), key=lambda bound: (bound[0], getattr(bound[2], "col_offset", 0))):
+    for line, name, node in sorted(bindings(roles, source), key=lambda bound: (bound[0], getattr(bound[2], "col_offset", 0))):
         if name == "self":
             continue
         value = roles.machine.at.get(node)
@@ -60,17 +61,13 @@ def _shown(roles: Roles, value: Value, used_as_device: bool) -> tuple[str, tuple
     bars = [o for o in value.objs if names.PROGRESS.match(o.path)]
     role = "progress bar" if bars else roles.of_value(value)
     if role:
-        found = [(o, e) for o in bars or sorted(value.objs, key=_place) for e in roles.why(o)[1] if roles.of(o) == role]
-        return role, tuple(dict.fromkeys(f"line {e.line}: {e.why}" if e.line else e.why for _, e in found))
+        found = {(e.line, e.why) for o in bars or value.objs for e in roles.why(o)[1] if roles.of(o) == role}
+        return role, tuple(f"line {line}: {why}" if line else why for line, why in sorted(found))
     if why := _device_text(value, used_as_device):
         return "device", (why,)
     if value.objs and all(_of_batch(roles, o) for o in value.objs):
         return "batch", ("its elements are parts of a batch",)
     return "", ()
-
-
-def _place(obj: Obj) -> int:
-    return getattr(obj.site, "lineno", 0)
 
 
 def _device_text(value: Value, used_as_device: bool) -> str:

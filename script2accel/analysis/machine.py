@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Iterable
 
 from script2accel.analysis.calls import Calls
+from script2accel.analysis.program import Program
 from script2accel.analysis.values import NOTHING, Obj, Value, join_all
 from script2accel.source import Source
 
@@ -19,18 +20,20 @@ RUNS = 10  # how often one function's body is followed
 
 
 class Machine(Calls):
-    """The abstract run of one source. `before` and `behind` hold bindings to make before or behind a statement (what a planned edit will do)."""
+    """The abstract run of one program. `before` and `behind` hold bindings to make before or behind a statement (what a planned edit will do)."""
 
-    def __init__(self, source: Source, before: dict[ast.AST, list[Binding]] | None = None, behind: dict[ast.AST, list[Binding]] | None = None) -> None:
+    def __init__(self, source: Program, before: dict[ast.AST, list[Binding]] | None = None, behind: dict[ast.AST, list[Binding]] | None = None) -> None:
         super().__init__(source)
         self.before, self.behind = before or {}, behind or {}
         self.rerun = 0
+        self._runners: dict[type[ast.stmt], Callable[..., bool]] = {}
 
     # the whole -------------------------------------------------------------------------------------------
 
     def run(self) -> Machine:
-        """Run the module, then what nothing in it calls."""
-        self.execute(self.source.tree.body, self.source.tree)
+        """Run the entry scripts and what they import, then what nothing in them calls."""
+        for entry in self.source.entries:
+            self.run_module(entry)
         for _ in range(3):
             waiting = [node for node in self.definitions if node not in self.runs]
             if not waiting:
@@ -39,6 +42,30 @@ class Machine(Calls):
                 if node not in self.runs:
                     self._run_uncalled(node)
         return self
+
+    def run_module(self, source: Source) -> None:
+        """Run a file's module body, once."""
+        if source.tree in self.imported:
+            return
+        self.imported[source.tree] = source
+        self.collect_names(source.tree)
+        phase, self.phase, guard, self.guard, tables, self.locals = self.phase, "", self.guard, frozenset(), self.locals, []
+        self.execute(source.tree.body, source.tree)
+        self.phase, self.guard, self.locals = phase, guard, tables
+
+    def module(self, source: Source) -> Obj:
+        """The object of a module, its body run."""
+        self.run_module(source)
+        return self.world.obj("module", source.path, None, source.tree)
+
+    def module_member(self, obj: Obj, name: str, node: ast.AST) -> Value:
+        found = self.store.get((obj.site, name))
+        if found is not None:
+            return found
+        below = self.source.resolve(self.source.by_tree[obj.site], name, 1) if str(obj.name).endswith("__init__.py") else None  # type: ignore[index]
+        if below is not None:
+            return Value(frozenset((self.module(below),)), frozenset())
+        return self.world.value("external", f"{str(obj.name).removesuffix('.py').replace('/', '.')}.{name}")
 
     def _run_uncalled(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         owner = self.source.scope(node)
@@ -62,7 +89,11 @@ class Machine(Calls):
             self.order.setdefault(statement, len(self.order))
             for binding in self.before.get(statement, ()):
                 binding(self)
-            ended = getattr(self, f"do_{type(statement).__name__}", self._do_nothing)(statement, scope)
+            kind = type(statement)
+            run = self._runners.get(kind)
+            if run is None:
+                run = self._runners[kind] = getattr(self, f"do_{kind.__name__}", self._do_nothing)
+            ended = run(statement, scope)
             for binding in self.behind.get(statement, ()):
                 binding(self)
             if ended:
@@ -119,19 +150,49 @@ class Machine(Calls):
         return False
 
     def do_Import(self, node: ast.Import, scope: ast.AST) -> bool:
+        importer = self.source.of(node)
         for alias in node.names:
             name = alias.name if alias.asname else alias.name.split(".")[0]
-            self.bind(scope, alias.asname or name, self.world.value("external", name))
+            found = self.source.resolve(importer, name)
+            if found is not None and found is not importer:
+                if not alias.asname and "." in alias.name:
+                    inner = self.source.resolve(importer, alias.name)
+                    if inner is not None:
+                        self.module(inner)
+                self.bind(scope, alias.asname or name, Value(frozenset((self.module(found),)), frozenset()))
+            else:
+                self.bind(scope, alias.asname or name, self.world.value("external", name))
         return False
 
     def do_ImportFrom(self, node: ast.ImportFrom, scope: ast.AST) -> bool:
         module = "." * node.level + (node.module or "")
+        importer = self.source.of(node)
+        found = self.source.resolve(importer, node.module or "", node.level)
+        if found is importer:
+            found = None
+        if found is not None:
+            self.run_module(found)
         for alias in node.names:
             if alias.name == "*":
-                self.stars.append(module)
-            else:
-                self.bind(scope, alias.asname or alias.name, self.world.value("external", f"{module}.{alias.name}"))
+                self._import_star(found, module, scope)
+                continue
+            value = self.store.get((found.tree, alias.name)) if found is not None else None
+            if value is None:
+                dotted = f"{node.module}.{alias.name}" if node.module else alias.name
+                below = self.source.resolve(importer, dotted, node.level)
+                value = Value(frozenset((self.module(below),)), frozenset()) if below is not None and below is not importer else None
+            self.bind(scope, alias.asname or alias.name, value or self.world.value("external", f"{module}.{alias.name}"))
         return False
+
+    def _import_star(self, found: Source | None, module: str, scope: ast.AST) -> None:
+        if found is None:
+            self.stars.append(module)
+            return
+        for name in list(self.bound.get(found.tree, ())):
+            value = self.store.get((found.tree, name))
+            if value is not None and not name.startswith("_"):
+                self.bind(scope, name, value)
+                self.bound.setdefault(self.source.root(scope), set()).add(name)
 
     def do_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: ast.AST) -> bool:
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None), *node.decorator_list):
@@ -151,18 +212,36 @@ class Machine(Calls):
         return False
 
     def do_If(self, node: ast.If, scope: ast.AST) -> bool:
-        test = self.eval(node.test, scope)
-        known = self.truth(node.test)
-        if known is not None:
-            return self.execute(node.body if known else node.orelse, scope)
-        return self._branches([node.body, node.orelse], scope, test.marks)
+        """An `if` with all its `elif`s, one beside the other: a chain of hundreds must not nest the run."""
+        blocks: list[list[ast.stmt]] = []
+        guards: list[frozenset[ast.AST]] = []
+        marks: frozenset[ast.AST] = frozenset()
+        while True:
+            test = self.eval(node.test, scope)
+            known = self.truth(node.test)
+            marks |= test.marks if known is None else frozenset()
+            if known is not False:
+                blocks.append(node.body)
+                guards.append(marks)
+            if known:
+                break
+            following = node.orelse[0] if len(node.orelse) == 1 else None
+            if not isinstance(following, ast.If) or following in self.before or following in self.behind:
+                blocks.append(node.orelse)
+                guards.append(marks)
+                break
+            node = following
+            self.steps += 1
+            self.order.setdefault(node, len(self.order))
+        return self.execute(blocks[0], scope) if len(blocks) == 1 else self._branches(blocks, scope, guards)
 
-    def _branches(self, blocks: list[list[ast.stmt]], scope: ast.AST, marks: frozenset[ast.AST]) -> bool:
-        """Run blocks from the same state and join what they leave."""
-        guard, self.guard = self.guard, self.guard | marks
+    def _branches(self, blocks: list[list[ast.stmt]], scope: ast.AST, guards: list[frozenset[ast.AST]]) -> bool:
+        """Run blocks from the same state, each under the marks of what chose it, and join what they leave."""
+        guard = self.guard
         outcomes: list[dict[Key, Value | None]] = []
         ended = []
-        for block in blocks:
+        for block, marks in zip(blocks, guards, strict=True):
+            self.guard = guard | marks
             journal = self.open()
             over = self.execute(block, scope)
             ended.append(over)
@@ -255,7 +334,8 @@ class Machine(Calls):
                 name = getattr(pattern, "name", None)
                 if isinstance(pattern, (ast.MatchAs, ast.MatchStar)) and name:
                     self.bind(scope, name, Value(subject.objs, subject.marks))
-        self._branches([case.body for case in node.cases] + [[]], scope, subject.marks)
+        blocks = [*(case.body for case in node.cases), []]
+        self._branches(blocks, scope, [subject.marks] * len(blocks))
         return False
 
     def do_Global(self, node: ast.Global, scope: ast.AST) -> bool:

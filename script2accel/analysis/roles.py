@@ -70,7 +70,11 @@ class Roles:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._known: dict[Obj, tuple[str, tuple[Evidence, ...]]] = {}
-        self._busy: set[Obj] = set()
+        self._busy: dict[Obj, int] = {}
+        self._lowest = _NEVER
+        self._tentative: dict[Obj, int] = {}
+        self._did: dict[Obj, frozenset[str]] = {}
+        self._terms: dict[bool, frozenset[Obj]] = {}
 
     # values ----------------------------------------------------------------------------------------------
 
@@ -99,13 +103,33 @@ class Roles:
         """The role of one object and the reasons."""
         if obj in self._known:
             return self._known[obj]
-        if obj in self._busy:
+        if obj in self._busy or obj in self._tentative:  # a question that this one depends on: no evidence yet
+            self._lowest = min(self._lowest, self._busy[obj] if obj in self._busy else self._tentative[obj])
             return "", ()
-        self._busy.add(obj)
+        depth = len(self._busy)
+        self._busy[obj] = depth
+        outer, self._lowest = self._lowest, _NEVER
         found = self._find(obj)
-        self._busy.discard(obj)
-        self._known[obj] = found
+        del self._busy[obj]
+        self._remember(obj, found, depth)
+        self._lowest = min(outer, self._lowest) if self._lowest < depth else outer
         return found
+
+    def _remember(self, obj: Obj, found: tuple[str, tuple[Evidence, ...]], depth: int) -> None:
+        """Keep an answer; one that found nothing while a question below was open is kept only until that is answered."""
+        if self._lowest < depth and not found[0]:
+            self._tentative[obj] = self._lowest
+            return
+        self._known[obj] = found
+        if self._lowest == depth:
+            self._tentative = {other: low for other, low in self._tentative.items() if low < depth}
+
+    def _done(self, obj: Obj) -> frozenset[str]:
+        """What was done with an object anywhere."""
+        if obj not in self._did:
+            uses = self.machine.uses.get(obj)
+            self._did[obj] = frozenset([what for what, _ in uses]) if uses else _NOTHING
+        return self._did[obj]
 
     def _find(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
         if obj.kind == "prepared" and obj.base is not None:
@@ -116,6 +140,8 @@ class Roles:
             found = self._by_construction(obj)
             if found[0]:
                 return found
+        if obj.kind in ("made", "expr", "param", "attr", "item") and self._backpropagated(obj):
+            return "loss", (Evidence(_line(obj), "it is backpropagated"),)
         for look in (self._by_origin, self._by_terms, self._by_use, self._by_annotation):
             found = look(obj)
             if found[0]:
@@ -163,16 +189,17 @@ class Roles:
     def _by_origin(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
         if obj.base is None:
             return "", ()
-        if obj.kind in ("item", "made", "attr") and self._backpropagated(obj) and not self._is_accelerator(obj):
-            return "loss", (Evidence(_line(obj), "it is backpropagated"),)
+        found: tuple[str, tuple[Evidence, ...]] = ("", ())
         match obj.kind:
             case "item":
-                return self._part_of(obj, obj.base)
+                found = self._part_of(obj, obj.base)
             case "attr":
-                return self._attribute_of(obj, obj.base)
+                found = self._attribute_of(obj, obj.base)
             case "made":
-                return self._given_by(obj, obj.base)
-        return "", ()
+                found = self._given_by(obj, obj.base)
+        if found[0] == "output" and obj in self._backpropagated_terms(False):
+            return "loss", (Evidence(_line(obj), "a loss that the model gave: it is backpropagated"),)
+        return found
 
     def _part_of(self, obj: Obj, base: Obj) -> tuple[str, tuple[Evidence, ...]]:
         """An element of something."""
@@ -214,9 +241,9 @@ class Roles:
         """What a call gave."""
         line = _line(obj)
         callee = base.inner
-        if callee.kind in ("instance", "made", "param", "attr") and base.kind != "external":
+        if callee.kind in ("instance", "made", "param", "attr", "item"):
             role = self.of(callee)
-            if role == "model" and (base.kind != "attr" or callee is not base):
+            if role == "model":
                 return "output", (Evidence(line, "what the model gives"),)
             if role == "criterion":
                 return "loss", (Evidence(line, "what the criterion gives"),)
@@ -225,7 +252,28 @@ class Roles:
         return "", ()
 
     def _backpropagated(self, obj: Obj) -> bool:
-        return any(what in ("backward", ".backward") for what, _ in self.machine.uses.get(obj, ()))
+        """Whether a backward pass starts from an object (which isn't an accelerator or engine that is told to run one)."""
+        if obj in self._scaled:
+            return True
+        did = self._done(obj)
+        return bool(did & {"backward", ".backward"}) and not did & {"call", ".step", ".zero_grad", ".prepare"} and not self.machine.is_accelerator(obj)
+
+    @cached_property
+    def _scaled(self) -> frozenset[Obj]:
+        """What GradScalers scale before a backward pass."""
+        return self._given_to_scalers("scale")
+
+    @cached_property
+    def _stepped_by_scalers(self) -> frozenset[Obj]:
+        """The optimizers that GradScalers step."""
+        return self._given_to_scalers("step")
+
+    def _given_to_scalers(self, method: str) -> frozenset[Obj]:
+        found: set[Obj] = set()
+        for obj, uses in self.machine.uses.items():
+            if names.SCALER.match(obj.path):
+                found.update(o for what, node in uses if what == f".{method}" and isinstance(node, ast.Call) and node.args for o in self._held(node.args[0]))
+        return frozenset(o for o in found if o.kind != "const")
 
     # arithmetic ------------------------------------------------------------------------------------------
 
@@ -258,17 +306,18 @@ class Roles:
                     waiting.append(term)
         return list(leaves), reduced
 
-    @cached_property
-    def _backpropagated_terms(self) -> frozenset[Obj]:
-        """Everything that a backpropagated value is computed from by arithmetic."""
-        found: set[Obj] = set()
-        waiting = [obj for obj, uses in self.machine.uses.items() if any(what in ("backward", ".backward") for what, _ in uses)]
-        while waiting:
-            here = waiting.pop()
-            if here not in found:
-                found.add(here)
-                waiting += _terms_of(self.machine, here)
-        return frozenset(found)
+    def _backpropagated_terms(self, reduced: bool) -> frozenset[Obj]:
+        """Everything that a backpropagated value is computed from by arithmetic; means and sums over dimensions too, with `reduced`."""
+        if reduced not in self._terms:
+            found: set[Obj] = set()
+            waiting = [obj for obj in self.machine.uses if self._backpropagated(obj)]
+            while waiting:
+                here = waiting.pop()
+                if here not in found:
+                    found.add(here)
+                    waiting += _terms_of(self.machine, here) if reduced or here.kind == "expr" else []
+            self._terms[reduced] = frozenset(found)
+        return self._terms[reduced]
 
     # use -------------------------------------------------------------------------------------------------
 
@@ -279,50 +328,46 @@ class Roles:
         arguments = obj.site.args
         for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
             if arg.arg == obj.name and arg.annotation is not None:
-                path = self._path_of(arg.annotation)
+                path = self._path_of(arg.annotation, self.machine.source.scope(obj.site))
                 for role, pattern in ANNOTATIONS:
                     if pattern.match(path):
                         return role, (Evidence(_line(obj), f"annotated as `{path}`"),)
         return "", ()
 
-    def _path_of(self, node: ast.expr) -> str:
+    def _path_of(self, node: ast.expr, scope: ast.AST) -> str:
         """The dotted path that an annotation names, or ''."""
         match node:
             case ast.Name(id=name):
-                value = self.machine.store.get((self.machine.source.tree, name))
+                value = self.machine.store.get((self.machine.owner(scope, name), name))
                 return next((str(o.name) for o in value.objs if o.kind == "external"), "") if value is not None else ""
             case ast.Attribute(value=owner, attr=name):
-                path = self._path_of(owner)
+                path = self._path_of(owner, scope)
                 return f"{path}.{name}" if path else ""
             case ast.BinOp(op=ast.BitOr(), left=left, right=ast.Constant(value=None)):
-                return self._path_of(left)
+                return self._path_of(left, scope)
             case ast.Subscript(value=owner, slice=inner):
-                return self._path_of(inner) if self._path_of(owner) == "typing.Optional" else self._path_of(owner)
+                path = self._path_of(owner, scope)
+                return self._path_of(inner, scope) if path == "typing.Optional" else path
         return ""
-
-    def _is_accelerator(self, obj: Obj) -> bool:
-        return self.machine.is_accelerator(obj)
 
     def _by_use(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
         if obj.kind not in ("made", "param", "attr", "item", "instance", "expr"):
             return "", ()
-        uses = self.machine.uses.get(obj, {})
-        did = {what for what, _ in uses}
+        did = self._done(obj)
         line = _line(obj)
         if self.machine.is_accelerator(obj):
             return "accelerator", (Evidence(line, "used as an Accelerator is"),)
         if obj.kind != "expr" and self.trained(obj):
             return "model", (Evidence(line, "its parameters go to an optimizer"),)
-        if "call" in did and obj.kind != "expr" and self._model_like(obj, did):
+        called = obj.kind != "expr" and bool(self._calls(obj))
+        if called and self._model_like(obj, did) and not self._called_with_loss(obj):
             return "model", (Evidence(line, "it is called, and " + _listing(did & _MODEL_SIGNS) + " is used"),)
-        if self._backpropagated(obj) and obj.kind in ("made", "expr", "param", "attr", "item"):
-            return "loss", (Evidence(line, "it is backpropagated"),)
         if ".zero_grad" in did and "call" not in did and ".train" not in did:
             if ".step" in did:
                 return "optimizer", (Evidence(line, "`zero_grad` and `step` are called on it"),)
             if obj in self._stepped_by_scalers:
                 return "optimizer", (Evidence(line, "`zero_grad` is called on it, and a GradScaler steps it"),)
-        if ".step" in did and obj.kind in ("made", "instance") and self._given_role(obj, "optimizer"):
+        if ".step" in did and obj.kind in ("made", "instance") and not did & _OPTIMIZER_SIGNS and self._given_role(obj, "optimizer"):
             return "scheduler", (Evidence(line, "made from the optimizer, and `step` is called on it"),)
         if ".step" in did and ({".get_last_lr", ".get_lr"} & did) and ".zero_grad" not in did:
             return "scheduler", (Evidence(line, "`step` and its learning rate are used"),)
@@ -334,7 +379,7 @@ class Roles:
             return "writer", (Evidence(line, "`add_scalar` is called on it"),)
         if obj.kind in ("made", "param") and self._given_to(obj, names.LOADER):
             return "dataset", (Evidence(line, "a DataLoader reads it"),)
-        if "call" in did and obj.kind != "expr" and not did & _MODEL_SIGNS and self._called_as_criterion(obj):
+        if called and not did & _MODEL_SIGNS and self._called_as_criterion(obj):
             return "criterion", (Evidence(line, "it is called with what a model gave, and the result is backpropagated"),)
         if obj.kind == "instance" and self._sets_learning_rate(obj):
             return "scheduler", (Evidence(line, "its `step` is called, and its class sets the optimizer's learning rate"),)
@@ -367,10 +412,10 @@ class Roles:
 
     def _called_as_criterion(self, obj: Obj) -> bool:
         """Whether calls take what a model gave and something else, and their result is backpropagated, alone or in a sum."""
-        for node in self.machine.used(obj, "call"):
-            if not isinstance(node, ast.Call) or len(node.args) + len(node.keywords) < 2 or node not in self.machine.at:
+        for node in self._calls(obj):
+            if len(node.args) + len(node.keywords) < 2 or node not in self.machine.at:
                 continue
-            if not self.machine.at[node].objs & self._backpropagated_terms:
+            if not self.machine.at[node].objs & self._backpropagated_terms(True):
                 continue
             given = (*node.args, *(keyword.value for keyword in node.keywords))
             if any(self.of(o) == "output" for arg in given if arg in self.machine.at for o in self.machine.at[arg].objs):
@@ -399,23 +444,12 @@ class Roles:
         groups = obj.base if obj.kind == "item" else None
         return groups is not None and groups.kind == "attr" and groups.name == "param_groups" and groups.base is not None and self.of(groups.base) == "optimizer"
 
-    def _model_like(self, obj: Obj, did: set[str]) -> bool:
+    def _model_like(self, obj: Obj, did: frozenset[str]) -> bool:
         if did & {".fit", ".compile", ".predict"}:
             return False
         return bool(did & {".parameters", ".named_parameters", ".zero_grad", ".load_state_dict", ".state_dict"}) or {".train", ".eval"} <= did or (
             bool(did & {".train", ".eval"}) and obj.kind in ("param", "attr", "item")
         )
-
-    @cached_property
-    def _stepped_by_scalers(self) -> frozenset[Obj]:
-        """What `step` of a GradScaler is given."""
-        found: set[Obj] = set()
-        for obj, uses in list(self.machine.uses.items()):
-            if names.SCALER.match(obj.path):
-                for what, node in uses:
-                    if what == ".step" and isinstance(node, ast.Call) and node.args:
-                        found |= self._held(node.args[0])
-        return frozenset(found)
 
     def _may_be_loader(self, obj: Obj) -> bool:
         """Whether a `for` (or `iter`, `next`) reads an object that can be a loader: not a part of a batch, not what torch or Python make."""
@@ -433,6 +467,17 @@ class Roles:
         if callee is not None and callee.kind == "attr":
             return callee.name not in names.PARTS and callee.base is not None and self.of(callee.base) not in ("batch", "output", "loss", "model")
         return not names.LIBRARY.match(obj.path) and obj.path not in dir(builtins)
+
+    def _calls(self, obj: Obj) -> list[ast.Call]:
+        """Where an object is called; an attribute of something unknown too."""
+        nodes = self.machine.used(obj, "call")
+        if obj.kind == "attr" and obj.base is not None:
+            nodes = [*nodes, *self.machine.used(obj.base, f".{obj.name}")]
+        return [node for node in nodes if isinstance(node, ast.Call)]
+
+    def _called_with_loss(self, obj: Obj) -> bool:
+        """Whether calls are given a loss or an optimizer, as a scaler or a metric is, and no model."""
+        return any(self.of(o) in ("loss", "optimizer") for call in self._calls(obj) for arg in call.args for o in self._held(arg))
 
     def _given_role(self, obj: Obj, role: str) -> bool:
         return any(self.of(o) == role for value in (*obj.arguments, *obj.keywords.values()) for o in value.objs)
@@ -452,10 +497,21 @@ class Roles:
             if any(self._given_to_model(other) for other in (child, *parts)):
                 return True
             moved = any(self.machine.used(child, f".{name}") for name in names.MOVES)
-            for other in (*parts, *((child,) if moved else ())):
-                if any(self._given_to_model(d) or any(map(self._given_to_model, self._children.get(d, ()))) for d in self._derived.get(other, ())):
-                    return True
+            if any(self._given_to_model(d) for other in (*parts, *((child,) if moved else ())) for d in self._computed_from(other)):
+                return True
         return False
+
+    def _computed_from(self, obj: Obj) -> list[Obj]:
+        """What one call or one formula makes of an object, and the parts of that."""
+        found: dict[Obj, None] = {}
+        waiting = list(self._derived.get(obj, ()))
+        while waiting and len(found) < 64:
+            here = waiting.pop()
+            if here not in found:
+                found[here] = None
+                found.update(dict.fromkeys(self._children.get(here, ())))
+                waiting += [o for o in self._derived.get(here, ()) if o.kind == "expr"] if here.kind == "expr" else []
+        return list(found)
 
     def _given_to_model(self, obj: Obj) -> bool:
         return any(
@@ -513,7 +569,7 @@ class Roles:
             return obj.base is not None and self.machine.reaches(obj.base, names.OPTIMIZER_BASE)
         if names.OPTIMIZER.match(obj.path):
             return True
-        did = {what for what, _ in self.machine.uses.get(obj, ())}
+        did = self._done(obj)
         return ".zero_grad" in did and (".step" in did or obj in self._stepped_by_scalers)
 
     def _whole_models(self, optimizer: Obj, given: tuple[Value, ...]) -> list[Obj]:
@@ -525,7 +581,7 @@ class Roles:
         return sorted({self.whole(_holder(o)) for o in candidates if self._is_called_module(o.inner)}, key=_position)
 
     def _is_called_module(self, obj: Obj) -> bool:
-        did = {what for what, _ in self.machine.uses.get(obj, ())}
+        did = self._done(obj)
         return obj.kind in ("made", "instance", "param", "attr") and "call" in did and self._model_like(obj, did)
 
     def parameters_of(self, values: list[Value] | tuple[Value, ...]) -> list[Obj]:
@@ -575,6 +631,8 @@ class Roles:
         return table
 
 
+_NEVER = 1 << 30
+_NOTHING: frozenset[str] = frozenset()
 _SAME_ROLE = {
     "int": ("rank", "world size"),
     "float": ("rank", "world size"),
@@ -618,7 +676,8 @@ def _only(obj: Obj) -> Value:
     return Value(frozenset((obj,)), frozenset())
 
 
-_MODEL_SIGNS = {".parameters", ".named_parameters", ".zero_grad", ".load_state_dict", ".state_dict", ".train", ".eval"}
+_OPTIMIZER_SIGNS = frozenset({".zero_grad", ".backward", ".add_param_group", "attr:param_groups"})
+_MODEL_SIGNS = frozenset({".parameters", ".named_parameters", ".zero_grad", ".load_state_dict", ".state_dict", ".train", ".eval"})
 
 
 def _holder(obj: Obj) -> Obj:
@@ -629,7 +688,7 @@ def _holder(obj: Obj) -> Obj:
     return obj
 
 
-def _listing(words: set[str]) -> str:
+def _listing(words: frozenset[str]) -> str:
     return " and ".join(f"`{word.lstrip('.')}`" for word in sorted(words))
 
 

@@ -134,7 +134,7 @@ def add_behind(source: Source, statement: ast.stmt, code: str, *, rank: int = 0)
 
 def _starts_line(source: Source, statement: ast.stmt) -> bool:
     start = source.start(statement)
-    return not source.text[source.starts[source.line_of(start) - 1] : start].strip()
+    return not source.is_elif(statement) and not source.text[source.starts[source.line_of(start) - 1] : start].strip()
 
 
 def _indented(source: Source, statement: ast.stmt, code: str) -> str:
@@ -149,6 +149,23 @@ def wrap_statements(source: Source, statements: list[ast.stmt], header: str) -> 
         if not source.alone(statement):
             raise CannotEditError(statement, "a statement that shares its line with others")
     return (Wrap(source.line_of(source.start(first)), source.line_of(source.end(last) - 1), source.indent(first) + header),)
+
+
+def neighbours(source: Source, statements: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """Groups of statements that stand one below the other in one block, so that they can go under one header."""
+    wanted = set(statements)
+    seen: set[ast.stmt] = set()
+    for statement in sorted(statements, key=lambda s: s.lineno):
+        if statement in seen:
+            continue
+        block = source.block(statement)
+        run = [statement]
+        for following in block[next(i for i, s in enumerate(block) if s is statement) + 1 :]:
+            if following not in wanted or not source.alone(following) or not source.alone(statement):
+                break
+            run.append(following)
+        seen |= set(run)
+        yield run
 
 
 def ensure_import(source: Source, module: str, name: str) -> tuple[Edit, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -15,8 +17,9 @@ from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.errors import InternalError, SourceError, UsageError
 from script2accel.result import Outcome, Result
 from script2accel.workflow.approve import verified
-from script2accel.workflow.discover import Found, discover
+from script2accel.workflow.discover import STDIN, Found, discover
 from script2accel.workflow.files import UNREADABLE, File, read
+from script2accel.workflow.project import Project
 from script2accel.workflow.settings import Settings
 
 BUG = Message("S2A999", Severity.ERROR, "internal error: {what}", "please report this bug, with the script (--debug shows where it happened)")
@@ -29,6 +32,7 @@ class Job:
     file: File
     result: Result
     named: bool = True
+    group: int = 0  # files with one number are converted together: all are written, or none
 
 
 class ToolCommand(click.Command):
@@ -78,8 +82,32 @@ def bug(error: Exception) -> Diagnostic:
 def road(paths: Iterable[str], flags: dict[str, object]) -> Iterator[Job]:
     """Every file behind the paths with its result; what can't be read is a result too."""
     settings = Settings(flags)
-    for found in discover(paths):
-        yield _job(found, settings)
+    done: set[str] = set()
+    for group, found in enumerate(_entries_first(list(discover(paths)))):
+        if found.problem or found.path == STDIN or os.path.realpath(found.path) not in done:
+            for job in _jobs(found, settings, group):
+                if job.file.target not in done or not job.file.target:
+                    done.add(job.file.target)
+                    yield job
+
+
+def _entries_first(found: list[Found]) -> list[Found]:
+    """Named files and scripts in front of modules that other files of the directory import: these come with their scripts."""
+    if all(one.named for one in found):
+        return found
+    modules = {one: os.path.splitext(os.path.basename(one.path))[0] for one in found if not one.named and not one.problem}
+    imported: set[str] = set()
+    for one in modules:
+        try:
+            raw = read(one.path).data
+        except SourceError:
+            continue
+        for match in _IMPORT.finditer(raw):
+            imported.update(word.decode("ascii", "ignore") for word in re.split(rb"[\s,.()]+", match[1] or b"") + re.split(rb"[\s,.()]+", match[2] or b"") if word)
+    return sorted(found, key=lambda one: modules.get(one, "") in imported)
+
+
+_IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import[ \t]+([^#\n]+)", re.MULTILINE)
 
 
 def error_result(file: File, found: Diagnostic) -> Result:
@@ -99,17 +127,17 @@ def interactive() -> bool:
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
-def _job(found: Found, settings: Settings) -> Job:
+def _jobs(found: Found, settings: Settings, group: int) -> list[Job]:
     nothing = File(found.path, found.path, b"")
     if found.problem:
-        return Job(nothing, error_result(nothing, _unreadable(SourceError(found.problem, id=UNREADABLE))), found.named)
+        return [Job(nothing, error_result(nothing, _unreadable(SourceError(found.problem, id=UNREADABLE))), found.named, group)]
     try:
         file = read(found.path)
     except SourceError as error:
-        return Job(nothing, error_result(nothing, _unreadable(error)), found.named)
+        return [Job(nothing, error_result(nothing, _unreadable(error)), found.named, group)]
     if not found.named and not may_train(file.data):
-        return Job(file, Result(file.path, Outcome.NOT_TRAINING, file.data, file.data), found.named)
-    return Job(file, _convert(file, settings), found.named)
+        return [Job(file, Result(file.path, Outcome.NOT_TRAINING, file.data, file.data), found.named, group)]
+    return [Job(one, result, found.named, group) for one, result in _convert(file, settings)]
 
 
 def may_train(raw: bytes) -> bool:
@@ -117,15 +145,19 @@ def may_train(raw: bytes) -> bool:
     return b"torch" in raw or b"\0" in raw
 
 
-def _convert(file: File, settings: Settings) -> Result:
-    from script2accel.workflow.convert import convert
-
+def _convert(file: File, settings: Settings) -> list[tuple[File, Result]]:
     options = settings.of(file.target)
     try:
-        result = verified(convert(file.data, options, file.path))
+        if file.target:
+            found = Project.around(file.target).convert(file, options)
+        else:
+            from script2accel.workflow.convert import convert
+
+            found = [(file, convert(file.data, options, file.path))]
+        found = [(one, verified(result)) for one, result in found]
     except Exception as error:  # the road promises values; what it raises is our bug, told with the others
-        return error_result(file, bug(error))
-    return result if result.changed else replace(result, plan=None)  # a tree of files would not fit in memory
+        return [(file, error_result(file, bug(error)))]
+    return [(one, result if result.changed else replace(result, plan=None)) for one, result in found]  # a tree of files would not fit in memory
 
 
 def _unreadable(error: SourceError) -> Diagnostic:

@@ -123,24 +123,61 @@ def to_file(output: str) -> Callable[[Run, Job], None]:
     return write_there
 
 
-def ask(terminal: Terminal) -> Callable[[Run, Job], None]:
-    """Show each file's summary and diff on the terminal, and ask."""
+def write_together(run: Run, jobs: list[Job]) -> None:
+    """Write the files of one conversion: all, or none."""
+    written = _all_or_none(run, [(job, job.result) for job in jobs if job.result.changed])
+    for job in jobs:
+        run.summary(job, job.result, err=False, written=written and job.result.changed)
 
-    def ask_and_write(run: Run, job: Job) -> None:
-        run.summary(job, job.result, err=False)
-        if not job.result.changed:
-            return
-        _patch(job)
-        approved = terminal.approve(job)
-        if approved is None or not approved.changed:
-            click.echo(f"{plain(job.file.path)}: left as it was")
-            run.worst(1)
-            return
-        if run.write(job, approved, job.file.target, job.file.data, job.file.path):
-            click.echo(f"{plain(job.file.path)}: written")
-        run.worst(exit_code(approved))
 
-    return ask_and_write
+def _all_or_none(run: Run, approved: list[tuple[Job, Result]]) -> bool:
+    """Write results; when one can't be written, take back those that were."""
+    done = []
+    for job, result in approved:
+        if not run.write(job, result, job.file.target, job.file.data, job.file.path):
+            for target in done:
+                for entry in history.last(target):
+                    history.undo(entry)
+            if done:
+                click.echo("the other files of this conversion were put back", err=True)
+            return False
+        done.append(job.file.target)
+    return bool(approved)
+
+
+@dataclass
+class Asker:
+    """Show the summaries and diffs of one conversion on the terminal, and ask."""
+
+    terminal: Terminal
+
+    def __call__(self, run: Run, job: Job) -> None:
+        """Ask about a file on its own."""
+        self.together(run, [job])
+
+    def together(self, run: Run, jobs: list[Job]) -> None:
+        """Ask about the files of one conversion; a file that is refused takes the others with it."""
+        approved: list[tuple[Job, Result]] = []
+        for job in jobs:
+            run.summary(job, job.result, err=False)
+        for job in [job for job in jobs if job.result.changed]:
+            _patch(job)
+            answer = self.terminal.approve(job)
+            lost = answer is None or not answer.changed or (len(jobs) > 1 and _lost_essential(job.result, answer))
+            if answer is None or lost:
+                files_ = ", ".join(plain(other.file.path) for other in jobs if other.result.changed)
+                click.echo(f"{files_}: left as {'they were' if ',' in files_ else 'it was'}")
+                run.worst(1)
+                return
+            approved.append((job, answer))
+        if _all_or_none(run, approved):
+            for job, answer in approved:
+                click.echo(f"{plain(job.file.path)}: written")
+                run.worst(exit_code(answer))
+
+
+def _lost_essential(whole: Result, part: Result) -> bool:
+    return sum(change.essential for change in part.changes) < sum(change.essential for change in whole.changes)
 
 
 @click.command("convert", cls=ToolCommand, help=HELP)
@@ -159,14 +196,23 @@ def command(paths: tuple[str, ...], show_diff: bool, write_: bool, output: str |
     act = _act(paths, show_diff, write_, output, check_)
     run = Run(explain)
     jobs = list(road(paths, flags))
-    if output is not None and len(jobs) > 1:
-        raise UsageError("--output takes one script, not a directory of several")
+    if output is not None and len([job for job in jobs if job.result.changed or job.result.outcome is Outcome.ERROR]) > 1:
+        raise UsageError("--output takes one script: this one changes together with other files (use --write)")
     for job in jobs:
         run.worst(exit_code(job.result))
     stopped = run.code == 3 and act is not check  # a bug in one file: no file is written
+    groups: dict[int, list[Job]] = {}
     for job in jobs:
-        if not stopped or job.result.outcome is Outcome.ERROR:
-            act(run, job)
+        groups.setdefault(job.group, []).append(job)
+    for group in groups.values():
+        together = [job for job in group if not stopped or job.result.outcome is Outcome.ERROR]
+        if act is write:
+            write_together(run, together)
+        elif isinstance(act, Asker):
+            act.together(run, together)
+        else:
+            for job in together:
+                act(run, job)
     if stopped:
         click.echo("Nothing was written.", err=True)
     _close(run, jobs)
@@ -186,7 +232,7 @@ def _act(paths: tuple[str, ...], show_diff: bool, write_: bool, output: str | No
         return write
     if output is not None or STDIN in paths:
         return pipe if output in (None, STDIN) else to_file(str(output))
-    return ask(Terminal()) if interactive() else tell
+    return Asker(Terminal()) if interactive() else tell
 
 
 def _patch(job: Job) -> None:

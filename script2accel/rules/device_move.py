@@ -40,7 +40,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         elif _is_cpu(move):
             continue
         elif move.device is None or fixed_device(facts, move.device):
-            device = device_text(facts, decisions, move.call)
+            device = decisions.device(move.call)
             if device is None:
                 yield NOWHERE.at(move.call.lineno, move.call.col_offset + 1, text=source.segment(move.receiver))
                 continue
@@ -78,22 +78,12 @@ def _is_cpu(move: Move) -> bool:
     return False
 
 
-def device_text(facts: Facts, decisions: Decisions, node: ast.AST) -> str | None:
-    """How a place writes the device: the accelerator's, or in an nn.Module's methods that of its own parameters."""
-    if not facts.in_module(node) or decisions.everywhere:
-        return f"{decisions.accelerator(node)}.device"
-    function = facts.function(node)
-    if isinstance(function, ast.Module) or function.name == "__init__" or not function.args.args:
-        return None
-    return f"next({function.args.args[0].arg}.parameters()).device"
-
-
 def _drop(facts: Facts, decisions: Decisions, dropped: list[Move]) -> Iterator[Change]:
     source = facts.source
     by_statement: dict[ast.stmt, list[Move]] = {}
     for move in dropped:
         if move.non_blocking:
-            decisions.arguments["non_blocking"] = "True"
+            decisions.loader_arguments["non_blocking"] = "True"
         by_statement.setdefault(source.statement(move.call), []).append(move)
     gone = {statement for statement, found in by_statement.items() if _nothing_left(facts, statement, found)}
     blocks = _empty_blocks(facts, gone)

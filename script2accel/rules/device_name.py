@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.devices import definitions_cached
+from script2accel.analysis.devices import own_definitions
 from script2accel.analysis.facts import Facts
 from script2accel.change.edits import replace
 from script2accel.change.plan import Change
@@ -25,7 +25,7 @@ EXAMPLES: list[tuple[str, str | None]] = []
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     done: set[ast.AST] = set()
-    for definition in definitions_cached(facts):
+    for definition in own_definitions(facts):
         if definition in done:
             continue
         whole = _choice(facts, definition)
@@ -46,7 +46,7 @@ def _choice(facts: Facts, definition: ast.Assign | ast.AnnAssign) -> ast.If | No
     parent = facts.source.parents[definition]
     if not isinstance(parent, ast.If) or definition not in parent.body or not facts.source.alone(parent):
         return None
-    known = set(definitions_cached(facts))
+    known = set(own_definitions(facts))
     target = ast.unparse(definition.targets[0] if isinstance(definition, ast.Assign) else definition.target)
     node: ast.If = parent
     while True:
@@ -68,7 +68,7 @@ def _same_target(node: ast.stmt, target: str) -> bool:
 
 def _flags(facts: Facts) -> Iterator[Diagnostic]:
     """Command line flags that only the replaced definitions read."""
-    replaced = {n for d in definitions_cached(facts) if d.value is not None for n in ast.walk(d.value)}
+    replaced = {n for d in own_definitions(facts) if d.value is not None for n in ast.walk(d.value)}
     if not replaced:
         return
     read: dict[str, list[ast.AST]] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from script2accel.analysis.context import loads_state
 from script2accel.analysis.devices import fixed_device, names_device
 from script2accel.analysis.facts import Facts
 from script2accel.analysis.values import NOTHING
@@ -19,7 +20,6 @@ from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
-from script2accel.rules.device_move import device_text
 
 CODE, NAME = "S2A103", "device-tensor"
 DEFAULT = Message(
@@ -41,8 +41,10 @@ EXAMPLES: list[tuple[str, str | None]] = []
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for call in facts.calls:
         for keyword in call.keywords:
+            if keyword.arg == "map_location" and loads_state(facts, call):
+                continue  # loaded on the CPU, by the save rule
             if keyword.arg in ("device", "map_location") and _hard_coded(facts, keyword.value, call):
-                device = device_text(facts, decisions, call)
+                device = decisions.device(call)
                 if device is None:
                     yield INSIDE.at(call.lineno, call.col_offset + 1)
                     continue

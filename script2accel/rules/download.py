@@ -11,12 +11,11 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.facts import Facts
-from script2accel.change.edits import CannotEditError, wrap_statements
+from script2accel.change.edits import CannotEditError, neighbours, wrap_statements
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
-from script2accel.rules.main_process import _runs as runs
 
 CODE, NAME = "S2A604", "download"
 SHARED = Message("S2A615", Severity.WARNING, "every process downloads here at the same time", "download before training, or wrap it in `with accelerator.main_process_first():`")
@@ -35,7 +34,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
                 statements[statement] = None
             else:
                 yield SHARED.at(call.lineno, call.col_offset + 1)
-    for run in runs(facts, list(statements)):
+    for run in neighbours(facts.source, list(statements)):
         header = f"with {decisions.accelerator(run[0])}.main_process_first():"
         try:
             yield Change(CODE, NAME, "one process downloads, the others wait and read", run[0].lineno, wrap_statements(facts.source, run, header), source="R29")

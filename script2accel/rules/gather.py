@@ -23,6 +23,8 @@ EXAMPLES: list[tuple[str, str | None]] = []
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for gather in decisions.plan.gathers:
+        if facts.source.root(gather.statement) is not facts.source.tree:
+            continue
         joined = ", ".join(gather.names)
         code = f"{joined} = {decisions.accelerator(gather.statement)}.gather_for_metrics(({joined}))"
         try:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from script2accel.analysis.context import guarded
 from script2accel.analysis.facts import Facts
 from script2accel.analysis.values import NOTHING
-from script2accel.change.edits import CannotEditError, ensure_import, merge, wrap_expression, wrap_statements
+from script2accel.change.edits import CannotEditError, ensure_import, merge, neighbours, wrap_expression, wrap_statements
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -54,7 +54,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
                 yield COLLECTIVE.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
             else:
                 statements[statement] = None
-    for run in _runs(facts, list(statements)):
+    for run in neighbours(facts.source, list(statements)):
         header = f"if {decisions.accelerator(run[0])}.is_main_process:"
         try:
             yield Change(CODE, NAME, REASON, run[0].lineno, wrap_statements(facts.source, run, header), source="R30")
@@ -124,21 +124,3 @@ def _devnull(facts: Facts, decisions: Decisions, call: ast.Call) -> Change:
     before, after = ("", "") if simple else ("(", ")")
     edits = wrap_expression(facts.source, target, before, f"{after} if {accelerator}.is_main_process else os.devnull")
     return Change(CODE, NAME, "the other ranks write to nowhere: one file has one writer", call.lineno, merge([edits, ensure_import(facts.source, "", "os")]), source="R30")
-
-
-def _runs(facts: Facts, statements: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """Neighbours in one block go under one guard."""
-    wanted = set(statements)
-    seen: set[ast.stmt] = set()
-    for statement in sorted(statements, key=lambda s: s.lineno):
-        if statement in seen:
-            continue
-        block = facts.source.block(statement)
-        index = next(i for i, s in enumerate(block) if s is statement)
-        run = [statement]
-        for following in block[index + 1 :]:
-            if following not in wanted or not facts.source.alone(following) or not facts.source.alone(statement):
-                break
-            run.append(following)
-        seen |= set(run)
-        yield run

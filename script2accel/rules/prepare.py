@@ -24,14 +24,17 @@ EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    yield from decisions.plan.problems
+    yield from (p for p in decisions.plan.problems if p.path in ("", facts.source.path))
     for prepare in decisions.plan.prepares:
+        if facts.source.root(prepare.anchor) is not facts.source.tree:
+            continue
         try:
             yield _change(facts, decisions, prepare)
         except CannotEditError:
             yield LAYOUT.at(prepare.anchor.lineno)
     for plan in decisions.plan.every_rank:
-        yield EVERY_RANK.at(plan.loop.loop.lineno, plan.loop.loop.col_offset + 1, why=plan.why)
+        if facts.source.root(plan.loop.loop) is facts.source.tree:
+            yield EVERY_RANK.at(plan.loop.loop.lineno, plan.loop.loop.col_offset + 1, why=plan.why)
 
 
 def _change(facts: Facts, decisions: Decisions, prepare: Prepare) -> Change:

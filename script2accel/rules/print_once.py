@@ -30,7 +30,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
             continue
         if not _around_training(facts, decisions, call):
             continue
-        if decisions.method_of(call) and not decisions.everywhere and not decisions.class_has(call):
+        if decisions.method_of(call) and not decisions.is_global(call) and not decisions.class_has(call):
             yield EVERY_RANK.at(call.lineno, call.col_offset + 1)
             continue
         edits = replace(facts.source, call.func, f"{decisions.accelerator(call)}.print")
@@ -47,7 +47,7 @@ def _before_exit(facts: Facts, call: ast.Call) -> bool:
 
 def _around_training(facts: Facts, decisions: Decisions, call: ast.Call) -> bool:
     function = facts.function(call)
-    loops = [loop.loop for loop in (*facts.train_loops, *facts.eval_loops)]
+    loops = [*facts.training_loops, *(loop.loop for loop in facts.eval_loops)]
     if any(facts.function(loop) is function for loop in loops) and isinstance(function, FUNCTIONS):
         return True
     if any(loop in facts.training_loops for loop in facts.all_loops(call)) or any(loop.loop in facts.all_loops(call) for loop in facts.eval_loops):

@@ -34,7 +34,7 @@ EXAMPLES: list[tuple[str, str | None]] = []
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for what, call in setup_draws(facts).items():
-        if seeded(facts, what) or not _matters(facts, decisions):
+        if seeded(facts.program, what) or not _matters(facts, decisions):
             continue
         statement = facts.source.statement(call)
         module = _module_name(facts, what)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.context import guarded
+from script2accel.analysis.context import guarded, loads_state
 from script2accel.analysis.facts import Facts
 from script2accel.analysis.values import NOTHING
-from script2accel.change.edits import add_argument, merge, replace, wrap_expression
+from script2accel.change.edits import add_argument, add_before, merge, replace, wrap_expression
 from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -41,13 +41,14 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         path = facts.path(call)
         if path == "torch.save" and not guarded(facts, call) and not _into_buffer(facts, call):
             yield _save(facts, decisions, call)
-        elif path == "torch.load" and _is_state(facts, call) and len(call.args) < 2 and not any(k.arg in ("map_location", None) for k in call.keywords):
-            edits = add_argument(facts.source, call, 'map_location="cpu"')
-            yield Change(CODE, NAME, "loaded on the CPU, and copied by load_state_dict: the ranks don't share the first GPU", call.lineno, edits, source="R31")
+        elif path == "torch.load" and loads_state(facts, call):
+            edits = merge([_on_cpu(facts, call), _behind_save(facts, decisions, call)])
+            if edits:
+                yield Change(CODE, NAME, "loaded on the CPU, and copied by load_state_dict: the ranks don't share the first GPU", call.lineno, edits, source="R31")
 
 
 def _save(facts: Facts, decisions: Decisions, call: ast.Call) -> Change | Diagnostic:
-    if facts.in_module(call) and not decisions.everywhere:
+    if facts.in_module(call) and not decisions.is_global(call):
         return IN_MODULE.at(call.lineno, call.col_offset + 1)
     extra = next((k.arg or "**" for k in call.keywords if k.arg not in ("obj", "f")), None) or ("a third argument" if len(call.args) > 2 else None)
     if extra is not None:
@@ -60,19 +61,26 @@ def _save(facts: Facts, decisions: Decisions, call: ast.Call) -> Change | Diagno
     return Change(CODE, NAME, "one file is written once: on the main process", call.lineno, merge(edits), source="R30")
 
 
+def _on_cpu(facts: Facts, call: ast.Call) -> tuple[Edit, ...]:
+    """`map_location="cpu"`: a state is copied into place by load_state_dict wherever that is."""
+    if any(k.arg is None for k in call.keywords):
+        return ()
+    where = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "map_location"), None)
+    if where is None:
+        return add_argument(facts.source, call, 'map_location="cpu"')
+    return () if "cpu" in facts.source.segment(where) or isinstance(where, ast.Lambda) else replace(facts.source, where, '"cpu"')
+
+
+def _behind_save(facts: Facts, decisions: Decisions, call: ast.Call) -> tuple[Edit, ...]:
+    """Wait for the file: one that this run has saved is complete only when the main process has written it."""
+    order, statement = facts.machine.order, facts.source.statement(call)
+    saves = [c for c in facts.program.calls if facts.program.path(c) == "torch.save"]
+    if not any(order.get(facts.program.source.statement(c), 0) < order.get(statement, 0) for c in saves) or guarded(facts, call):
+        return ()
+    return add_before(facts.source, statement, f"{decisions.accelerator(call)}.wait_for_everyone()")
+
+
 def _into_buffer(facts: Facts, call: ast.Call) -> bool:
     target = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "f"), None)
     objs = facts.machine.at.get(target, NOTHING).objs if target is not None else frozenset()
     return any(o.path in ("open", "io.BytesIO", "io.open") for o in objs)
-
-
-def _is_state(facts: Facts, call: ast.Call) -> bool:
-    """Whether what is loaded, or a part of it, goes into `load_state_dict`."""
-    made = {o for o in facts.machine.at.get(call, NOTHING).objs if o.kind == "made"}
-    for other in facts.calls:
-        if isinstance(other.func, ast.Attribute) and other.func.attr == "load_state_dict":
-            for arg in other.args:
-                for obj in facts.machine.at.get(arg, NOTHING).objs:
-                    if obj in made or obj.base in made:
-                        return True
-    return False

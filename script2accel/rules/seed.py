@@ -55,13 +55,14 @@ def _runs(facts: Facts, found: list[Seeding]) -> Iterator[list[Seeding]]:
 
 
 def _apart(facts: Facts, decisions: Decisions, found: list[Seeding]) -> Iterator[Change | Diagnostic]:
-    draws = loop_draws(facts)
-    torch_seeds = [s for s in found if s.what in ("torch", "all")]
-    if not draws or not torch_seeds or not decisions.plan.prepares:
+    draws = loop_draws(facts.program)
+    torch_seeds = [s for s in seedings(facts.program) if s.what in ("torch", "all")]
+    own = [p for p in decisions.plan.prepares if facts.source.root(p.anchor) is facts.source.tree]
+    if not draws or not torch_seeds or not own:
         return
     seed = torch_seeds[-1]
-    prepare = decisions.plan.prepares[-1]
-    reachable = isinstance(seed.node, ast.Constant) or seed.scope is prepare.scope or isinstance(seed.scope, ast.Module)
+    prepare = own[-1]
+    reachable = isinstance(seed.node, ast.Constant) or seed.scope is prepare.scope or seed.scope is facts.source.tree
     if not reachable or not isinstance(seed.node, (ast.Constant, ast.Name, ast.Attribute)):
         yield SAME_NOISE.at(draws[0].lineno, draws[0].col_offset + 1)
         return

@@ -1,16 +1,22 @@
-"""The road of one file: bytes -> Source -> abstract run -> Draft -> rehearsed run -> Decisions -> Changes -> Plan -> new bytes -> Result."""
+"""The road: bytes -> Source -> abstract run -> Draft -> rehearsed run -> Decisions -> Changes -> Plans -> new bytes -> Results.
+
+One road for a single script and for a project: the files that training runs through are read through a function that the caller gives, converted together, and
+all of them or none.
+"""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from script2accel import birth
 from script2accel.analysis import listing
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import Facts, View
 from script2accel.analysis.machine import Machine
+from script2accel.analysis.program import Program, Read
 from script2accel.change.edits import CannotEditError
 from script2accel.change.plan import Change, Plan
 from script2accel.decisions import Decisions, Draft, draft, rehearse
@@ -20,35 +26,53 @@ from script2accel.options import Options
 from script2accel.result import Outcome, Result, RoleLine
 from script2accel.rules import load
 from script2accel.source import Source
+from script2accel.workflow.callers import outside_callers
 
 CONTEST = Message("S2A900", Severity.ERROR, "`{loser}` and `{winner}` want to change the same text", "change this place by hand, and convert again")
 LAYOUT = Message("S2A902", Severity.ERROR, "this place can't be edited: {why}", "put each statement on a line of its own, and convert again")
 BROKEN = Message("S2A901", Severity.ERROR, "the converted text would not be right: {why}", "please report this script; nothing is written")
 ALREADY = Message("S2A010", Severity.NOTE, "this file already uses Accelerate", "")
-FRAMEWORK = Message("S2A011", Severity.NOTE, "training runs inside {name}, which distributes it itself", "")
 HANDED_ON = Message(
     "S2A012",
     Severity.ERROR,
-    "the {role} made here goes to `{text}`, and no training loop stands in this file: the loop is in another one",
-    "convert the file that holds the loop (projects of several files aren't converted yet)",
+    "the {role} made here goes to `{text}`, and no training loop is seen: the loop is in code that can't be read",
+    "convert the script together with the file that holds the loop",
 )
+IN_THE_WAY = Message(
+    "S2A013",
+    Severity.ERROR,
+    "`{name}` must take the accelerator, and {callers} calls it too, which can't be converted with this script",
+    "convert those scripts first by hand, or give this script a copy of the function",
+)
+Others = Callable[[], Iterable[str]]
+MOST_ENTRIES = 8
 
 
 def convert(source: bytes | str, options: Options = Options(), path: str = "train.py") -> Result:  # noqa: B008 (a frozen value)
-    """Convert one script. Reads and writes nothing; never raises on what the text holds.
+    """Convert one script on its own. Reads and writes nothing; never raises on what the text holds.
 
     Text is taken as UTF-8. The result's `outcome` says how it ended, its `diagnostics` what is left to a person.
     """
     raw = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
-    try:
-        with _deep():
-            parsed = Source.parse(raw, path)
-            if b"torch" not in raw:
-                return Result(path, Outcome.NOT_TRAINING, raw, raw, encoding=parsed.encoding)
-            return _Road(parsed, options).travel()
-    except SourceError as error:
-        said = Diagnostic(error.id, Severity.ERROR, error.line, error.column, error.message, "", (), path)
-        return Result(path, Outcome.ERROR, raw, raw, diagnostics=(said,))
+    return convert_project({path: raw}, options)[0]
+
+
+def convert_project(entries: Mapping[str, bytes], options: Options = Options(), read: Read | None = None, others: Others | None = None) -> list[Result]:  # noqa: B008
+    """Convert entry scripts with the modules of their project that they import; one result for each entry and each file that changes.
+
+    Paths are relative to the project's root, with forward slashes. `read` gives a file's bytes or None; `others` lists the project's files, so that
+    scripts which call a changed function are found: they are converted in the same change, or the whole is refused.
+    """
+    failed: list[Result] = []
+    parsed: list[Source] = []
+    with _deep():
+        for path, raw in entries.items():
+            try:
+                parsed.append(Source.parse(raw, path))
+            except SourceError as error:
+                said = Diagnostic(error.id, Severity.ERROR, error.line, error.column, error.message, "", (), path)
+                failed.append(Result(path, Outcome.ERROR, raw, raw, diagnostics=(said,)))
+        return failed + (_travel(parsed, options, read, others) if parsed else [])
 
 
 @contextmanager
@@ -62,138 +86,204 @@ def _deep() -> Iterator[None]:
         sys.setrecursionlimit(old)
 
 
-class _Road:
-    """One parsed file on its way to a Result."""
+def _travel(parsed: list[Source], options: Options, read: Read | None, others: Others | None) -> list[Result]:
+    """The road, once more with every script that calls what the first way would change."""
+    results = Road(parsed, options, read).travel()
+    while others is not None and read is not None and results.changed and len(parsed) < MOST_ENTRIES:
+        found = outside_callers(results.changed, results.program, read, others())
+        fresh = {path: name for path, name in found.items() if path not in {s.path for s in parsed}}
+        if not fresh:
+            break
+        more = []
+        for path in fresh:
+            try:
+                more.append(Source.parse(read(path) or b"", path))
+            except SourceError:
+                return results.refused(IN_THE_WAY.at(0, name=fresh[path], callers=path))
+        again = Road([Source.parse(s.raw, s.path) for s in parsed] + more, options, read).travel()
+        if any(r.outcome in (Outcome.REFUSED, Outcome.ERROR, Outcome.PARTIAL) for r in again.results):
+            name = next(iter(fresh.values()))
+            return results.refused(IN_THE_WAY.at(0, name=name, callers=" and ".join(f"`{p}`" for p in fresh)), *again.errors(set(fresh)))
+        parsed, results = parsed + more, again
+    return results.results
 
-    def __init__(self, source: Source, options: Options) -> None:
-        self.source, self.options = source, options
-        self.facts = Facts(Machine(source).run())
 
-    def travel(self) -> Result:
-        if self._uses_accelerate():
+@dataclass
+class Travelled:
+    """What the road came to: the results, the units whose signature changes, the program."""
+
+    results: list[Result]
+    program: Program
+    changed: list[ast.AST] = field(default_factory=list)
+
+    def refused(self, *said: Diagnostic) -> list[Result]:
+        """The same results with nothing to write, and the reason."""
+        out = []
+        for index, result in enumerate(self.results):
+            extra = tuple(d if d.path else d.in_file(result.path) for d in said) if index == 0 else ()
+            out.append(Result(result.path, Outcome.REFUSED, result.before, result.before, (), (*result.diagnostics, *extra), result.roles, (), result.encoding))
+        return out
+
+    def errors(self, paths: set[str]) -> list[Diagnostic]:
+        """The errors that stand in some files."""
+        return [d for r in self.results for d in r.errors if r.path in paths]
+
+
+class Road:
+    """Entry scripts on their way to results."""
+
+    def __init__(self, entries: list[Source], options: Options, read: Read | None) -> None:
+        self.options = options
+        self.program = Program(entries, read)
+        self.said: dict[Source, list[Diagnostic]] = {}
+        self.changes: dict[Source, list[Change]] = {}
+
+    def travel(self) -> Travelled:
+        """Go the whole way."""
+        if not any(b"torch" in source.raw for source in self.program.entries) and self.program.read is None:
+            return self._end(Outcome.NOT_TRAINING)
+        self.facts = Facts(Machine(self.program).run())
+        if any(_uses_accelerate(source) for source in self.program.sources if source.tree in self.facts.machine.imported):
             return self._checked()
         if not self.facts.backwards:
             return self._no_loop()
         plan = draft(self.facts)
         facts = Facts(rehearse(self.facts, plan)) if plan.prepares else self.facts
-        found = self._found(facts, plan)
-        changes = [item for item in found if isinstance(item, Change)]
-        said = [item for item in found if isinstance(item, Diagnostic)]
-        closed = Plan.close(self.source, changes)
-        said += [CONTEST.at(loser.line, loser=loser.name, winner=winner.name) for loser, winner in closed.contested]
-        return self._result(closed, said, facts)
+        decisions = self._ask_rules(facts, plan)
+        return self._results(facts, decisions)
 
-    def _found(self, facts: Facts, plan: Draft) -> list[object]:
+    def _ask_rules(self, facts: Facts, plan: Draft) -> Decisions:
         """What all rules have to say; once more with a global accelerator where nothing else reaches every place."""
-        everywhere = False
+        extra: set[ast.Module] = set()
         while True:
+            self.said, self.changes = {}, {}
             decisions = Decisions(facts, plan, self.options)
-            decisions.everywhere = decisions.everywhere or everywhere
-            found: list[object] = []
-            for rule in load():
-                try:
-                    found += list(rule.rewrite(facts, decisions))
-                except CannotEditError as error:
-                    found.append(LAYOUT.at(getattr(error.node, "lineno", 1), why=error.why))
+            decisions.global_modules |= extra
+            for source in self.program.sources:
+                if source.tree in facts.machine.imported:
+                    self._ask(View(facts, source), decisions)
             reach = list(birth.connect(facts, decisions))
-            if not everywhere and any(isinstance(item, birth.Everywhere) for item in reach):
-                everywhere = True
+            wanted = {item.tree for item in reach if isinstance(item, birth.Everywhere)}
+            if wanted - extra:
+                extra |= wanted
                 continue
-            return found + reach
+            for item in reach:
+                if not isinstance(item, birth.Everywhere):
+                    self._take(*item)
+            return decisions
+
+    def _ask(self, view: View, decisions: Decisions) -> None:
+        for rule in load():
+            try:
+                for item in rule.rewrite(view, decisions):
+                    self._take(view.source, item)
+            except CannotEditError as error:
+                self._take(view.source, LAYOUT.at(getattr(error.node, "lineno", 1), why=error.why))
+
+    def _take(self, source: Source, item: Change | Diagnostic) -> None:
+        if isinstance(item, Change):
+            self.changes.setdefault(source, []).append(item)
+        else:
+            self.said.setdefault(source, []).append(item)
 
     # ends ------------------------------------------------------------------------------------------------
 
-    def _uses_accelerate(self) -> bool:
-        return any(
-            (isinstance(n, ast.ImportFrom) and (n.module or "").split(".")[0] == "accelerate" and n.level == 0)
-            or (isinstance(n, ast.Import) and any(a.name.split(".")[0] == "accelerate" for a in n.names))
-            for n in self.source.nodes
-        )
-
-    def _checked(self) -> Result:
-        """A file that uses Accelerate is never changed: what a conversion would still change is a finding."""
+    def _checked(self) -> Travelled:
+        """Files that use Accelerate are never changed: what a conversion would still change is a finding."""
         decisions = Decisions(self.facts, Draft(), self.options)
-        said: list[Diagnostic] = [ALREADY.at(0)]
-        for rule in load():
-            for item in rule.rewrite(self.facts, decisions):
-                if isinstance(item, Change) and item.essential:
-                    said.append(Diagnostic(item.rule, Severity.ERROR, item.line, 1, f"not converted: {item.message}", f"see `script2accel rule {item.rule}`"))
-                elif isinstance(item, Diagnostic):
-                    said.append(item)
-        errors = any(d.severity is Severity.ERROR for d in said)
-        return self._end(Outcome.REFUSED if errors else Outcome.READY, said)
+        for source in self.program.sources:
+            if source.tree in self.facts.machine.imported:
+                self._ask(View(self.facts, source), decisions)
+        for source, changes in self.changes.items():
+            for change in changes:
+                if change.essential:
+                    self._take(source, Diagnostic(change.rule, Severity.ERROR, change.line, 1, f"not converted: {change.message}", f"see `script2accel rule {change.rule}`"))
+        for entry in self.program.entries:
+            self.said.setdefault(entry, []).insert(0, ALREADY.at(0))
+        errors = any(d.severity is Severity.ERROR for said in self.said.values() for d in said)
+        return self._end(Outcome.REFUSED if errors else Outcome.READY)
 
-    def _no_loop(self) -> Result:
+    def _no_loop(self) -> Travelled:
         for call in self.facts.calls:
             path = self.facts.path(call)
             if path.split(".")[0] in ("torch", "torchvision", "numpy") or "." not in path:
                 continue
             for arg in (*call.args, *(k.value for k in call.keywords)):
                 if self.facts.roles.of_node(arg) == "optimizer":
-                    said = HANDED_ON.at(call.lineno, call.col_offset + 1, role="optimizer", text=self.source.segment(call.func))
-                    return self._end(Outcome.REFUSED, [said])
-        return self._end(Outcome.NOT_TRAINING, [])
+                    source = self.program.of(call)
+                    self._take(source, HANDED_ON.at(call.lineno, call.col_offset + 1, role="optimizer", text=source.segment(call.func)))
+                    return self._end(Outcome.REFUSED)
+        return self._end(Outcome.NOT_TRAINING)
 
-    def _end(self, outcome: Outcome, said: list[Diagnostic]) -> Result:
-        return Result(
-            self.source.path,
-            outcome,
-            self.source.raw,
-            self.source.raw,
-            diagnostics=tuple(d.in_file(self.source.path) for d in _sorted(said)),
-            roles=self._roles(),
-            encoding=self.source.encoding,
-        )
+    def _end(self, outcome: Outcome) -> Travelled:
+        shown = [s for s in self.program.sources if s in self.program.entries or any(d.severity is Severity.ERROR for d in self.said.get(s, ()))]
+        return Travelled([self._result(source, outcome, source.raw, None) for source in shown], self.program)
 
-    def _roles(self) -> tuple[RoleLine, ...]:
-        return tuple(RoleLine(*line) for line in listing.lines(self.facts.roles))
+    def _result(self, source: Source, outcome: Outcome, after: bytes, plan: Plan | None, facts: tuple[tuple[str, str], ...] = ()) -> Result:
+        said = sorted(dict.fromkeys(self.said.get(source, ())), key=lambda d: (d.line, d.column, d.id))
+        changes = tuple(sorted(plan.applied, key=lambda change: change.line)) if plan is not None else ()
+        roles = self._roles(source) if outcome is not Outcome.NOT_TRAINING or hasattr(self, "facts") else ()
+        return Result(source.path, outcome, source.raw, after, changes, tuple(d.in_file(source.path) for d in said), roles, facts, source.encoding, plan)
 
-    def _result(self, plan: Plan, said: list[Diagnostic], facts: Facts) -> Result:
-        errors = any(d.severity is Severity.ERROR for d in said)
-        if not plan.applied and not errors:
-            return self._end(Outcome.READY, said)
-        after = plan.render()
-        if not errors:
-            said += self._proved(after)
-            errors = any(d.severity is Severity.ERROR for d in said)
-        outcome = Outcome.CONVERTED if not errors else Outcome.PARTIAL if _converts(plan) and not _stops(said) else Outcome.REFUSED
+    def _roles(self, source: Source) -> tuple[RoleLine, ...]:
+        return tuple(RoleLine(*line) for line in listing.lines(self.facts.roles, source)) if hasattr(self, "facts") else ()
+
+    def _results(self, facts: Facts, decisions: Decisions) -> Travelled:
+        plans = {source: Plan.close(source, changes) for source, changes in self.changes.items()}
+        for source, plan in plans.items():
+            for loser, winner in plan.contested:
+                self._take(source, CONTEST.at(loser.line, loser=loser.name, winner=winner.name))
+        if not plans and not self._errors():
+            return self._end(Outcome.READY)
+        after = {source: plan.render() for source, plan in plans.items()}
+        if not self._errors():
+            self._prove(after)
+        outcome = Outcome.CONVERTED if not self._errors() else Outcome.PARTIAL if self._unfinished() else Outcome.REFUSED
         writes = outcome is Outcome.CONVERTED or (outcome is Outcome.PARTIAL and self.options.partial)
-        changes = tuple(sorted(plan.applied, key=lambda change: change.line)) if outcome is not Outcome.REFUSED else ()
-        return Result(
-            self.source.path,
-            outcome,
-            self.source.raw,
-            after if writes else self.source.raw,
-            changes,
-            tuple(d.in_file(self.source.path) for d in _sorted(said)),
-            self._roles(),
-            tuple(_summary(facts, self.options, self.source.path)) if outcome is not Outcome.REFUSED else (),
-            self.source.encoding,
-            plan if outcome is not Outcome.REFUSED else None,
-        )
+        shown = [s for s in self.program.sources if s in plans or s in self.program.entries or s in self.said]
+        results = []
+        for source in shown:
+            entry = source in self.program.entries
+            text = after.get(source, source.raw) if writes else source.raw
+            told = tuple(_summary(facts, self.options, source.path)) if entry and outcome is not Outcome.REFUSED else ()
+            results.append(self._result(source, outcome, text, plans.get(source) if outcome is not Outcome.REFUSED else None, told))
+        return Travelled(results, self.program, decisions.changed if outcome is Outcome.CONVERTED else [])
 
-    def _proved(self, after: bytes) -> list[Diagnostic]:
+    def _errors(self) -> list[Diagnostic]:
+        return [d for said in self.said.values() for d in said if d.severity is Severity.ERROR]
+
+    def _unfinished(self) -> bool:
+        """Whether every error leaves one place unfinished, rather than making any conversion wrong."""
+        return bool(self.changes) and not any(d.id[3] in "0234589" for d in self._errors())
+
+    def _prove(self, after: dict[Source, bytes]) -> None:
         """Compile and check what would be written: a text that doesn't pass is not offered."""
-        try:
-            converted = Source.parse(after, self.source.path)
-            compile(converted.tree, "<converted>", "exec", dont_inherit=True)
-        except (SourceError, SyntaxError) as error:
-            return [BROKEN.at(0, why=str(error))]
-        result = _Road(converted, self.options).travel()
-        return [BROKEN.at(0, why=f"line {d.line} of the new text: {d.id} {d.message}") for d in result.errors]
+        texts = {source.path: raw for source, raw in after.items()}
+        entries = []
+        for source in self.program.sources:
+            raw = texts.get(source.path, source.raw)
+            try:
+                converted = Source.parse(raw, source.path)
+                compile(converted.tree, "<converted>", "exec", dont_inherit=True)
+            except (SourceError, SyntaxError) as error:
+                self._take(source, BROKEN.at(0, why=str(error)))
+                return
+            if source in self.program.entries:
+                entries.append(converted)
+        old = self.program.read
+        again = Road(entries, self.options, (lambda path: texts[path] if path in texts else old(path)) if old is not None else None).travel()
+        for result in again.results:
+            for found in result.errors:
+                where = next((s for s in self.program.sources if s.path == result.path), self.program.entries[0])
+                self._take(where, BROKEN.at(0, why=f"line {found.line} of the new text: {found.id} {found.message}"))
 
 
-def _converts(plan: Plan) -> bool:
-    return any("backward" in change.name for change in plan.applied)
-
-
-def _stops(said: list[Diagnostic]) -> bool:
-    """Whether something makes any conversion wrong, rather than one place unfinished."""
-    return any(d.severity is Severity.ERROR and d.id[3] in "234589" for d in said)
-
-
-def _sorted(said: list[Diagnostic]) -> list[Diagnostic]:
-    return sorted(dict.fromkeys(said), key=lambda d: (d.line, d.column, d.id))
+def _uses_accelerate(source: Source) -> bool:
+    return any(
+        (isinstance(n, ast.ImportFrom) and (n.module or "").split(".")[0] == "accelerate" and n.level == 0)
+        or (isinstance(n, ast.Import) and any(a.name.split(".")[0] == "accelerate" for a in n.names))
+        for n in source.nodes
+    )
 
 
 def _summary(facts: Facts, options: Options, path: str) -> Iterator[tuple[str, str]]:

@@ -87,6 +87,7 @@ class Warm:
         """Ends the kept process."""
         assert self.server.stdin
         self.server.stdin.close()
+        self.server.terminate()
         self.server.wait(timeout=30)
 
 

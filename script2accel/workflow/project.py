@@ -1,0 +1,87 @@
+"""From a script on disk to the results of its project: what may be read, and how the files are named to the user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from script2accel.errors import SourceError
+from script2accel.options import Options
+from script2accel.result import Result
+from script2accel.workflow.discover import SKIPPED, problem
+from script2accel.workflow.files import File, read
+
+MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+MOST_FILES = 2000  # Python files of a project that are looked through for callers
+
+
+@dataclass
+class Project:
+    """A folder, and the files of it that were read."""
+
+    root: str
+    files: dict[str, File | None] = field(default_factory=dict)
+
+    @classmethod
+    def around(cls, target: str) -> Project:
+        """The project that a script belongs to: the nearest folder above with a mark of one, else the script's own folder."""
+        at = folder = os.path.dirname(os.path.realpath(target))
+        while not any(os.path.lexists(os.path.join(at, mark)) for mark in MARKS):
+            above = os.path.dirname(at)
+            if above == at:
+                return cls(folder)
+            at = above
+        return cls(at)
+
+    def name(self, target: str) -> str:
+        """A file's path from the root, with forward slashes."""
+        return os.path.relpath(os.path.realpath(target), self.root).replace(os.sep, "/")
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file of the project, or None: outside of it, no regular file, in a folder of libraries."""
+        if name not in self.files:
+            self.files[name] = self._read(name)
+        file = self.files[name]
+        return file.data if file is not None else None
+
+    def _read(self, name: str) -> File | None:
+        path = os.path.join(self.root, *name.split("/"))
+        inside = os.path.realpath(path).startswith(self.root.rstrip(os.sep) + os.sep)
+        if not inside or SKIPPED & set(name.split("/")) or problem(path):
+            return None
+        try:
+            return read(path)
+        except SourceError:
+            return None
+
+    def others(self) -> Iterator[str]:
+        """The names of the project's Python files."""
+        count = 0
+        for folder, folders, names in os.walk(self.root):
+            folders[:] = sorted(f for f in folders if f not in SKIPPED and not f.startswith("."))
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    count += 1
+                    if count > MOST_FILES:
+                        return
+                    yield self.name(os.path.join(folder, name))
+
+    def convert(self, file: File, options: Options) -> list[tuple[File, Result]]:
+        """Convert a script with what it imports: every file concerned with its result, the script itself first."""
+        from script2accel.workflow.convert import convert_project
+
+        entry = self.name(file.target)
+        self.files[entry] = file
+        found = []
+        for result in convert_project({entry: file.data}, options, self.read, self.others):
+            held = self.files.get(result.path)
+            shown = file if result.path == entry else held
+            if shown is not None:
+                shown = shown if shown is file else replace(shown, path=os.path.relpath(shown.target))
+                found.append((shown, _named(result, shown.path)))
+        return sorted(found, key=lambda pair: pair[0] is not file)
+
+
+def _named(result: Result, path: str) -> Result:
+    return replace(result, path=path, diagnostics=tuple(d.in_file(path) for d in result.diagnostics))
