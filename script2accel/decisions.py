@@ -195,7 +195,8 @@ class _Placer:
         for index in range(earliest, latest):
             if self._loads(block[index], objs):
                 earliest = index + 1
-        anchor, behind = (block[earliest], False) if earliest < len(block) else (block[-1], True)
+        behind = earliest == len(block) or (earliest > 0 and self.facts.source.alone(block[earliest - 1]))
+        anchor = block[earliest - 1] if behind else block[earliest]
         items = tuple((str(paths[o]), o) for o in sorted(objs, key=self._rank))
         unique: dict[str, Obj] = {}
         for path, obj in items:
@@ -373,6 +374,7 @@ class Decisions:
         self.name = next(name for name in ("accelerator", "accel", "hf_accelerator") if name not in facts.source.names or self._is_ours(facts, name))
         self.global_modules = self._global_modules()
         self.needs: list[ast.AST] = []
+        self.spared: frozenset[tuple[str, str]] = frozenset()  # (path, name) of functions whose signature must stay
         # what the accelerator is constructed with: keyword -> text, options of DataLoaderConfiguration, kwargs handlers, and the imports that these take
         self.arguments: dict[str, str] = {}
         self.loader_arguments: dict[str, str] = {}
@@ -403,6 +405,12 @@ class Decisions:
         owner = self.method_of(node)
         return f"{owner}.{self.name}" if owner and not self.is_global(node) else self.name
 
+    def may_ask(self, node: ast.AST) -> bool:
+        """Whether output and downloads may want the accelerator at a place: not where other scripts call the function as it is."""
+        names = {getattr(p, "name", "") for p in (node, *self.facts.source.ancestors(node)) if isinstance(p, (*FUNCTIONS, ast.ClassDef))}
+        path = self.facts.source.of(node).path
+        return not any((path, name) in self.spared for name in names)
+
     def device(self, node: ast.AST) -> str | None:
         """How a place writes the device: the accelerator's, or in an nn.Module's methods that of its own parameters."""
         if not self.facts.in_module(node) or self.is_global(node):
@@ -413,9 +421,9 @@ class Decisions:
         return f"next({function.args.args[0].arg}.parameters()).device"
 
     def class_has(self, node: ast.AST) -> bool:
-        """Whether the class of the method that a node stands in trains, evaluates or prepares: it has an accelerator anyway."""
+        """Whether the class of the method that a node stands in trains, evaluates, prepares, or was asked for: it has an accelerator anyway."""
         owner = self.facts.inside_class(node, {n for n in self.facts.source.nodes if isinstance(n, ast.ClassDef)})
-        places = [*(b.call for b in self.facts.backwards), *(p.anchor for p in self.plan.prepares), *(g.statement for g in self.plan.gathers)]
+        places = [*(b.call for b in self.facts.backwards), *(p.anchor for p in self.plan.prepares), *(g.statement for g in self.plan.gathers), *self.needs]
         return owner is not None and any(parent is owner for place in places for parent in self.facts.source.ancestors(place))
 
     def method_of(self, node: ast.AST) -> str:

@@ -11,7 +11,7 @@ from script2accel.knowledge import torch as names
 
 MAX_RUNS = 8  # how often one function's body is followed
 ITERATORS = re.compile(r"^(iter|list|tuple|reversed|sorted|itertools\.(cycle|islice|chain)|more_itertools\.\w+)$")
-Callable_ = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Keywords = dict[str | None, Value]
 EQUAL_ON_RANKS = frozenset({"len", "isinstance", "type", "hasattr", "id", "callable", "issubclass"})
 ACCELERATOR = re.compile(r"^accelerate\.(accelerator\.)?Accelerator$")
@@ -224,7 +224,7 @@ class Calls(Expressions):
         """The functions being followed."""
         return self._stack
 
-    def _bind_parameters(self, node: Callable_, args: list[Value], keywords: Keywords, known: bool) -> None:
+    def _bind_parameters(self, node: Definition, args: list[Value], keywords: Keywords, known: bool) -> None:
         arguments = node.args
         positional = [*arguments.posonlyargs, *arguments.args]
         defaults = dict(zip([a.arg for a in positional[len(positional) - len(arguments.defaults) :]], arguments.defaults, strict=True))
@@ -324,7 +324,7 @@ class Calls(Expressions):
             return self.agreed(first)
         if path in ("accelerate.skip_first_batches", "accelerate.data_loader.skip_first_batches"):
             return first
-        if names.CLOCK.match(path) or names.RANDOM_FACTORY.match(path):
+        if names.CLOCK.match(path) or (names.RANDOM_FACTORY.match(path) and "generator" not in keywords):
             marks = marks | {node}
         return self._made(obj, node, args, keywords, marks)
 

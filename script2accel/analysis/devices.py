@@ -107,6 +107,8 @@ def fixed_device(facts: Facts, node: ast.expr) -> bool:
             return False
         if any(o.kind == "attr" and o.name == "device" and not _from_arguments(frozenset((o,))) for o in value.objs):
             return False
+        if any(o.kind == "attr" and o.name == "type" and o.base is not None and o.base.name == "device" for o in value.objs):
+            return False
         return not any(o.kind == "made" or facts.roles.of(o) == "device" for o in value.objs) or any(o.kind == "const" for o in value.objs)
     if isinstance(node, ast.Attribute):
         text = ast.unparse(node)

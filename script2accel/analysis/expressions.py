@@ -13,6 +13,7 @@ from script2accel.source import Source
 
 Key = tuple[object, object]
 Journal = dict[Key, "Value | None"]
+SHAPES = frozenset({"shape", "ndim", "dtype", "device", "size", "dim"})  # equal on all ranks: prepare evens out the batches
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BINDERS = (  # what binds names, or has a scope of its own
     ast.Module, ast.Name, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.ExceptHandler, ast.MatchAs, ast.MatchStar,
@@ -220,7 +221,8 @@ class Expressions:
 
     def ev_Attribute(self, node: ast.Attribute, scope: ast.AST) -> Value:
         base = self.eval(node.value, scope)
-        return join_all([self.member(obj, node.attr, node) for obj in base.objs]).marked(base.marks)
+        found = join_all([self.member(obj, node.attr, node) for obj in base.objs])
+        return found if node.attr in SHAPES else found.marked(base.marks)
 
     def member(self, obj: Obj, name: str, node: ast.AST) -> Value:
         """An attribute of one object."""

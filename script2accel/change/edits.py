@@ -46,7 +46,8 @@ def add_argument(source: Source, call: ast.Call, text: str, *, first: bool = Fal
     every: list[ast.AST] = [*call.args, *(k for k in call.keywords)]
     paren = source.text.index("(", source.outer(call.func)[1])
     if first or not every:
-        return (Splice(paren + 1, paren + 1, text + (", " if every else ""), True),)
+        more = "" if not every else "," if source.text[paren + 1 : paren + 2] in "\r\n" else ", "
+        return (Splice(paren + 1, paren + 1, text + more, True),)
     star = next((k for k in call.keywords if k.arg is None), None)
     if star is not None:
         at = source.text.rindex("**", 0, source.start(star.value))
@@ -179,10 +180,13 @@ def ensure_import(source: Source, module: str, name: str) -> tuple[Edit, ...]:
     if not module and any(isinstance(s, ast.Import) and any(a.name == name and a.asname is None for a in s.names) for s in head):
         return ()
     usable = [s for s in head if source.alone(s)]
+    first = next((s for s in usable if not (isinstance(s, ast.ImportFrom) and s.module == "__future__")), None)
+    if not module and first is not None:
+        return (Lines(source.line_of(source.start(first)), code),)
     if usable:
         torch_ones = [s for s in usable if _imports(s, "torch")]
         anchor = (torch_ones or usable)[-1]
-        return (Lines(source.line_of(source.end(anchor) - 1), code, True),)
+        return (Lines(source.line_of(source.end(anchor) - 1), code, True, module.count(".")),)
     body = source.tree.body
     documented = body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)
     if documented and source.alone(body[0]):

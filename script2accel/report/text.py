@@ -16,7 +16,8 @@ _SILENT = (Outcome.READY, Outcome.NOT_TRAINING)
 def finding(found: Diagnostic, *, colour: bool = False) -> str:
     """`file:line:col: ID message`, the form that editors jump by."""
     place = ":".join([plain(found.path), *(str(part) for part in (found.line, found.column) if found.line)])
-    return f"{place}: {paint(found.id, _COLOURS[found.severity], colour)} {plain(found.message)}"
+    word = "warning: " if found.severity is Severity.WARNING else ""
+    return f"{place}: {paint(found.id, _COLOURS[found.severity], colour)} {word}{plain(found.message)}"
 
 
 def findings(found: Iterable[Diagnostic], *, colour: bool = False) -> str:

@@ -2,7 +2,8 @@
 
 A training loss is each rank's own: a best checkpoint, an early stop or a plateau scheduler that asks it would decide differently on each rank. The number is averaged over
 the ranks in front of the first decision; with one process it stays what it is, to the bit.
-Left alone when the number is gathered, computed on every rank alike, or only printed. Refused where a value of one batch decides about a backward pass, a step or the end of a loop.
+Left alone when the number is gathered, computed on every rank alike, or only printed. Refused where a value of one batch decides
+about a backward pass, how often it runs, a step, or the end of a loop.
 Source: https://huggingface.co/docs/accelerate/package_reference/utilities
 """
 
@@ -64,6 +65,10 @@ def _decisions(facts: Facts) -> Iterator[tuple[ast.AST, ast.expr, str]]:
             what = _at_stake(facts, node)
             if what:
                 found.append((node, node.test, what))
+        elif isinstance(node, ast.For) and facts.machine.marks_of(node.iter) and not facts.loaders_of(node) and not _same_length(facts, node.iter):
+            what = _at_stake(facts, node)
+            if what:
+                found.append((node, node.iter, f"how often it comes to {what}"))
     for step in facts.scheduler_steps:
         for arg in (*step.call.args, *(k.value for k in step.call.keywords)):
             if facts.machine.marks_of(arg):
@@ -71,7 +76,34 @@ def _decisions(facts: Facts) -> Iterator[tuple[ast.AST, ast.expr, str]]:
     yield from sorted(found, key=lambda item: item[0].lineno)  # type: ignore[attr-defined]
 
 
-def _at_stake(facts: Facts, node: ast.If | ast.While) -> str:
+def _same_length(facts: Facts, length: ast.expr) -> bool:
+    """Whether all batches agree: only sizes, the first left out, of batches that the default collation makes of a TensorDataset."""
+    sized: set[ast.AST] = set()
+    for node in ast.walk(length):
+        match node:
+            case ast.Call(func=ast.Attribute(value=batch, attr="size"), args=[ast.Constant(value=int(axis))]) if axis != 0 and _uniform(facts, batch):
+                sized |= set(ast.walk(node))
+            case ast.Subscript(value=ast.Attribute(value=batch, attr="shape"), slice=ast.Constant(value=int(axis))) if axis != 0 and _uniform(facts, batch):
+                sized |= set(ast.walk(node))
+    return all(node in sized for node in ast.walk(length) if isinstance(node, ast.Name) and facts.machine.marks_of(node))
+
+
+def _uniform(facts: Facts, batch: ast.expr) -> bool:
+    """Whether an expression is a tensor straight from a loader without a `collate_fn` over a TensorDataset."""
+    objs = facts.machine.at.get(batch, NOTHING).objs
+    return bool(objs) and all(_from_tensors(o) for o in objs)
+
+
+def _from_tensors(obj: Obj) -> bool:
+    while obj.kind == "item" and obj.base is not None:
+        obj = obj.base
+    loader = obj.inner
+    dataset = loader.arguments[0] if loader.arguments else loader.keywords.get("dataset", NOTHING)
+    tensors = bool(dataset.objs) and all(o.path.endswith(".TensorDataset") for o in dataset.objs)
+    return tensors and not {"collate_fn", "batch_sampler"} & set(loader.keywords)
+
+
+def _at_stake(facts: Facts, node: ast.If | ast.While | ast.For) -> str:
     blocks = [*node.body, *node.orelse]
     if isinstance(node, ast.While) and (any(b.call for b in facts.backwards if facts.inside(node, b.call))):
         return "how long training runs"
@@ -86,7 +118,7 @@ def _at_stake(facts: Facts, node: ast.If | ast.While) -> str:
             return "a forward pass of the wrapped model"
     if any(loop in facts.training_loops for loop in facts.all_loops(node)) or facts.function(node) in {facts.function(loop) for loop in facts.training_loops}:
         for inner in _own(blocks):
-            if isinstance(inner, ast.Return) and any(facts.inside(loop, node) for loop in facts.training_loops):
+            if isinstance(inner, ast.Return) and _trains(facts, node):
                 return "the end of a loop"
             if isinstance(inner, (ast.Break, ast.Continue)) and any(loop in facts.training_loops for loop in facts.all_loops(node)):
                 return "the end of a loop"
@@ -99,6 +131,13 @@ def _at_stake(facts: Facts, node: ast.If | ast.While) -> str:
         if any(facts.inside(s, step.call) for s in blocks):
             return "the learning rate"
     return ""
+
+
+def _trains(facts: Facts, node: ast.AST) -> bool:
+    """Whether the function that a return would leave trains: it holds a training loop, a backward pass, a step, a forward pass."""
+    function = facts.function(node)
+    places = [*facts.training_loops, *(b.call for b in facts.backwards), *(s.call for s in facts.optimizer_steps), *(f.call for f in facts.forwards)]
+    return any(facts.function(place) is function for place in places)
 
 
 def _own(block: list[ast.stmt]) -> Iterator[ast.AST]:

@@ -19,7 +19,7 @@ from script2accel.change.edits import merge, remove_statement, replace_range
 from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
-from script2accel.knowledge.torch import CUDA_QUERY
+from script2accel.knowledge.torch import CUDA_QUERY, MODULE_API, MODULE_NAMED
 
 CODE, NAME = "S2A102", "device-move"
 NOWHERE = Message(
@@ -62,11 +62,20 @@ def _placed_by_accelerate(facts: Facts, decisions: Decisions, move: Move) -> boo
 def _runs_before(facts: Facts, model: Obj) -> bool:
     """Whether the model runs, or goes to a library that may run it, before it is prepared."""
     for what, node in facts.machine.uses.get(model, ()):
-        if what == "call":
+        if what == "call" and not facts.in_module(node):
             return True
-        if what == "given" and isinstance(node, ast.Call) and facts.path(node).split(".")[0] not in ("", "torch", "copy", "print", "len", "isinstance", "transformers"):
+        if what.startswith(".") and what[1:] not in MODULE_API | MODULE_NAMED and isinstance(node, ast.Call) and _raw(facts, node):
+            return True
+        if what == "given" and isinstance(node, ast.Call) and facts.path(node).partition(".")[0] not in ("torch", "copy", "transformers") and "." in facts.path(node):
             return facts.roles.of_node(node) not in ("optimizer", "scheduler")
     return False
+
+
+def _raw(facts: Facts, call: ast.Call) -> bool:
+    """Whether the model whose method is called has not been prepared, nor unwrapped again."""
+    if not isinstance(call.func, ast.Attribute) or facts.in_module(call) or "unwrap_model" in facts.source.segment(call.func):
+        return False
+    return any(o.kind != "prepared" and facts.roles.of(o) == "model" for o in facts.machine.at[call.func.value].objs)
 
 
 def _is_cpu(move: Move) -> bool:

@@ -1,7 +1,8 @@
 """Let the accelerator name the device.
 
 `device = torch.device("cuda" if torch.cuda.is_available() else "cpu")` becomes `device = accelerator.device`: each process
-then has the device that the launcher gave it. The variable stays, since other code may use it.
+then has the device that the launcher gave it. The variable stays, since other code may use it; one that the script reads as text
+(`device == "cuda"`) stays a text.
 Left alone when the value isn't a choice of a device, or stands in an nn.Module's class.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#accelerator
 """
@@ -13,7 +14,8 @@ from collections.abc import Iterator
 
 from script2accel.analysis.devices import own_definitions
 from script2accel.analysis.facts import Facts
-from script2accel.change.edits import replace
+from script2accel.analysis.values import NOTHING
+from script2accel.change.edits import merge, replace, wrap_expression
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -21,6 +23,7 @@ from script2accel.diagnostics import Diagnostic, Message, Severity
 CODE, NAME = "S2A101", "device-name"
 NO_EFFECT = Message("S2A111", Severity.NOTE, "`{flag}` no longer decides anything: the launcher gives each process its device", "drop the flag, or keep it for old command lines")
 EXAMPLES: list[tuple[str, str | None]] = []
+STRING_METHODS = frozenset({"startswith", "endswith", "lower", "upper", "split", "rsplit", "partition", "find", "index", "replace", "strip", "isdigit", "count", "encode"})
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -31,14 +34,93 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         whole = _choice(facts, definition)
         if whole is not None:
             done |= {node for node in ast.walk(whole) if isinstance(node, ast.stmt)}
-            target = definition.targets[0] if isinstance(definition, ast.Assign) else definition.target
-            text = f"{facts.source.segment(target)} = {decisions.accelerator(definition)}.device"
+            target = _targets(definition)[0]
+            text = f"{facts.source.segment(target)} = {_form(facts, decisions, definition)}"
             edits = replace(facts.source, whole, text)
         else:
             assert definition.value is not None
-            edits = replace(facts.source, definition.value, f"{decisions.accelerator(definition)}.device")
+            edits = replace(facts.source, definition.value, _form(facts, decisions, definition))
         yield Change(CODE, NAME, "each process has its own device: the accelerator names it", definition.lineno, edits, source="R02")
+    yield from _given(facts, decisions)
+    yield from _compared(facts)
     yield from _flags(facts)
+
+
+def _form(facts: Facts, decisions: Decisions, definition: ast.Assign | ast.AnnAssign) -> str:
+    """The accelerator's device; as text where it was text and the script reads it as such (`device == "cuda"`)."""
+    device = f"{decisions.accelerator(definition)}.device"
+    read = _texts(facts, definition) if definition.value is not None and _is_text(definition.value) else None
+    if read is None:
+        return device
+    return f"str({device})" if any(":" in text for text in read) else f"{device}.type"
+
+
+def _is_text(value: ast.expr) -> bool:
+    match value:
+        case ast.IfExp(body=body, orelse=orelse):
+            return _is_text(body) and _is_text(orelse)
+        case ast.BoolOp(values=parts):
+            return all(_is_text(part) for part in parts)
+    return isinstance(value, (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Attribute))
+
+
+def _texts(facts: Facts, definition: ast.Assign | ast.AnnAssign) -> list[str] | None:
+    """The texts that the device is compared with, if it is used as text at all."""
+    used, found = False, []
+    for node in facts.source.nodes:
+        match node:
+            case ast.Compare(left=left, comparators=others) if any(_holds(facts, part, definition) for part in (left, *others)):
+                texts = [n.value for part in (left, *others) for n in ast.walk(part) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+                used, found = used or bool(texts), found + texts
+            case ast.Attribute(value=owner, attr=attr) if attr in STRING_METHODS and _holds(facts, owner, definition):
+                used = True
+            case ast.Subscript(value=owner) if _holds(facts, owner, definition):
+                used = True
+            case ast.Call(func=ast.Name(id="getattr"), args=[_, name, *_]) if _holds(facts, name, definition):
+                used = True
+    return found if used else None
+
+
+def _holds(facts: Facts, node: ast.expr, definition: ast.Assign | ast.AnnAssign) -> bool:
+    """Whether a name, or a parameter that it was given to, holds the device that a definition chooses."""
+    if not isinstance(node, (ast.Name, ast.Attribute)):
+        return False
+    if any(ast.unparse(node) == ast.unparse(target) for target in _targets(definition)):
+        return True
+    value = facts.machine.at.get(definition.value, NOTHING) if definition.value is not None else NOTHING
+    return isinstance(node, ast.Name) and bool(facts.machine.at.get(node, NOTHING).objs & value.objs)
+
+
+def _targets(definition: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return definition.targets if isinstance(definition, ast.Assign) else [definition.target]
+
+
+def _given(facts: Facts, decisions: Decisions) -> Iterator[Change]:
+    """`Trainer(model, torch.device(args.device))`: a device that is chosen where it is handed on."""
+    chosen = {n for d in definitions_cached(facts) if d.value is not None for n in ast.walk(d.value)}
+    for call in facts.calls:
+        parent = facts.source.parents[call]
+        taker = facts.source.parents[parent] if isinstance(parent, ast.keyword) else parent
+        if facts.path(call) != "torch.device" or call in chosen or not isinstance(taker, ast.Call) or taker.func is call:
+            continue
+        own = any(o.kind in ("function", "class", "method") for o in facts.machine.at.get(taker.func, NOTHING).objs)
+        if not own or facts.in_module(call) or (call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == "cpu"):
+            continue
+        edits = replace(facts.source, call, f"{decisions.accelerator(call)}.device")
+        yield Change(CODE, NAME, "each process has its own device: the accelerator names it", call.lineno, edits, source="R02")
+
+
+def _compared(facts: Facts) -> Iterator[Change]:
+    """`device == torch.device("cuda")`: the accelerator's device has a number, so only the types can be compared."""
+    for node in facts.source.nodes:
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
+            continue
+        for name, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
+            match other:
+                case ast.Call(args=[ast.Constant(value=str(text)) as kind], keywords=[]) if facts.path(other) == "torch.device" and ":" not in text:
+                    if any(_holds(facts, name, definition) for definition in definitions_cached(facts)):
+                        edits = merge([wrap_expression(facts.source, name, "", ".type"), replace(facts.source, other, facts.source.segment(kind))])
+                        yield Change(CODE, NAME, "the accelerator's device has a number: the types are compared", node.lineno, edits, source="R02")
 
 
 def _choice(facts: Facts, definition: ast.Assign | ast.AnnAssign) -> ast.If | None:

@@ -30,6 +30,9 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         flag = next((k.value for k in call.keywords if k.arg == "download"), None)
         if flag is not None and not (isinstance(flag, ast.Constant) and not flag.value):
             statement = facts.source.statement(call)
+            if not decisions.may_ask(call):
+                yield SHARED.at(call.lineno, call.col_offset + 1)
+                continue
             if isinstance(statement, (ast.Assign, ast.Expr, ast.AnnAssign, ast.Return)):
                 statements[statement] = None
             else:

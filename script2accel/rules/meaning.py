@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from script2accel.analysis.context import quiet
 from script2accel.analysis.facts import Facts
 from script2accel.analysis.values import NOTHING
 from script2accel.change.plan import Change
@@ -21,7 +22,7 @@ CODE, NAME = "S2A250", "meaning"
 SUM = Message(
     "S2A251",
     Severity.WARNING,
-    "warning: this training loss sums over the batch; gradients are averaged over the ranks, so with N processes it is 1/N of the sum over the global batch",
+    "this training loss sums over the batch; gradients are averaged over the ranks, so with N processes it is 1/N of the sum over the global batch",
     "average over the batch, or multiply the loss by `accelerator.num_processes` in front of the backward pass",
 )
 BATCH_NORM = Message("S2A252", Severity.NOTE, "batch statistics are those of each rank's own batch ({count} such layers)", "`torch.nn.SyncBatchNorm.convert_sync_batchnorm` before prepare makes them global")
@@ -29,7 +30,7 @@ ONE_RANK = Message("S2A253", Severity.NOTE, "training numbers that are printed a
 WHOLE = Message(
     "S2A254",
     Severity.WARNING,
-    "warning: this divides a rank's own sum by the size of the whole dataset: with N processes it shows 1/N",
+    "this divides a rank's own sum by the size of the whole dataset: with N processes it shows 1/N",
     "divide by the number of samples that this rank has seen",
 )
 EXAMPLES: list[tuple[str, str | None]] = []
@@ -76,7 +77,7 @@ def _trains(facts: Facts, call: ast.Call) -> bool:
     used = [call]
     for obj in facts.machine.at.get(call, NOTHING).objs:
         used += [n for what, n in facts.machine.uses.get(obj, ()) if what == "call" and isinstance(n, ast.Call)]
-    return any(facts.in_train_loop(node) for node in used)
+    return any(facts.in_train_loop(node) and not quiet(facts, node) for node in used)
 
 
 def _whole_dataset(facts: Facts, node: ast.expr) -> bool:

@@ -44,6 +44,6 @@ def _change(facts: Facts, decisions: Decisions, prepare: Prepare) -> Change:
     code = f"{joined} = {call}({joined})"
     if len(code) > 110:
         lines = ",\n\t".join(paths)
-        code = f"{joined} = {call}(\n\t{lines}\n)"
+        code = f"{joined} = {call}(\n\t{lines},\n)"
     add = add_behind if prepare.behind else add_before
     return Change(CODE, NAME, "models, optimizers and loaders go through prepare, once, before their first use", prepare.anchor.lineno, add(facts.source, prepare.anchor, code), source="R03")

@@ -28,7 +28,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
             continue
         if facts.in_module(call) or facts.inside_class(call, facts.dataset_classes) or guarded(facts, call) or _before_exit(facts, call):
             continue
-        if not _around_training(facts, decisions, call):
+        if not decisions.may_ask(call) or not _around_training(facts, decisions, call):
             continue
         if decisions.method_of(call) and not decisions.is_global(call) and not decisions.class_has(call):
             yield EVERY_RANK.at(call.lineno, call.col_offset + 1)
@@ -51,6 +51,8 @@ def _around_training(facts: Facts, decisions: Decisions, call: ast.Call) -> bool
     if any(facts.function(loop) is function for loop in loops) and isinstance(function, FUNCTIONS):
         return True
     if any(loop in facts.training_loops for loop in facts.all_loops(call)) or any(loop.loop in facts.all_loops(call) for loop in facts.eval_loops):
+        return True
+    if any(facts.function(loop) is function for loop in facts.training_loops) and not any(p.scope is function for p in decisions.plan.prepares):
         return True
     order = facts.machine.order
     return any(p.scope is function and order.get(facts.source.statement(call), 0) >= order.get(p.anchor, 0) for p in decisions.plan.prepares)

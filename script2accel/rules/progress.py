@@ -25,6 +25,8 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         path = facts.path(call)
         if not names.PROGRESS.match(path) or path.startswith("progress.") or facts.in_module(call) or facts.inside_class(call, facts.dataset_classes):
             continue
+        if not decisions.may_ask(call):
+            continue
         if decisions.method_of(call) and not decisions.is_global(call) and not decisions.class_has(call):
             continue
         own = next((k.value for k in call.keywords if k.arg == "disable"), None)

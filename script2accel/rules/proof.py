@@ -29,6 +29,8 @@ AGREEING = frozenset({"gather", "gather_for_metrics", "reduce", "gather_object"}
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    if decisions.plan.problems:  # refused already: what isn't prepared follows from it
+        return
     for loop in facts.train_loops:
         for loader in loop.loaders:
             if ("iterated", loop.loop) in facts.machine.uses.get(loader, ()):

@@ -44,7 +44,9 @@ def _calls(source: Source, names: dict[str, Source], program: Program) -> str:
             for alias in node.names:
                 holder = names.get(alias.name)
                 if target is not None and ((holder is not None and holder.path == target.path) or (alias.name == "*" and any(h.path == target.path for h in names.values()))):
-                    return alias.name
+                    found = _mentioned(source, names, target.path) if alias.name == "*" else alias.name
+                    if found:
+                        return found
                 below = other.resolve(source, f"{node.module}.{alias.name}" if node.module else alias.name, node.level)
                 if below is not None:
                     modules[alias.asname or alias.name] = below.path
@@ -57,3 +59,8 @@ def _calls(source: Source, names: dict[str, Source], program: Program) -> str:
         if isinstance(node, ast.Attribute) and node.attr in names and modules.get(ast.unparse(node.value)) == names[node.attr].path:
             return node.attr
     return ""
+
+
+def _mentioned(source: Source, names: dict[str, Source], path: str) -> str:
+    """The first changed name of a starred import that the file reads."""
+    return next((n.id for n in source.nodes if isinstance(n, ast.Name) and n.id in names and names[n.id].path == path), "")

@@ -89,18 +89,24 @@ def _deep() -> Iterator[None]:
 def _travel(parsed: list[Source], options: Options, read: Read | None, others: Others | None) -> list[Result]:
     """The road, once more with every script that calls what the first way would change."""
     results = Road(parsed, options, read).travel()
+    spared: frozenset[tuple[str, str]] = frozenset()
     while others is not None and read is not None and results.changed and len(parsed) < MOST_ENTRIES:
         found = outside_callers(results.changed, results.program, read, others())
         fresh = {path: name for path, name in found.items() if path not in {s.path for s in parsed}}
         if not fresh:
             break
+        units = {(results.program.of(unit).path, unit.name) for unit in results.changed if unit.name in fresh.values()}  # type: ignore[attr-defined]
+        if units - spared:  # what others call keeps its signature where only output and downloads would want the accelerator
+            spared |= units
+            results = Road([Source.parse(s.raw, s.path) for s in parsed], options, read, spared).travel()
+            continue
         more = []
         for path in fresh:
             try:
                 more.append(Source.parse(read(path) or b"", path))
             except SourceError:
                 return results.refused(IN_THE_WAY.at(0, name=fresh[path], callers=path))
-        again = Road([Source.parse(s.raw, s.path) for s in parsed] + more, options, read).travel()
+        again = Road([Source.parse(s.raw, s.path) for s in parsed] + more, options, read, spared).travel()
         if any(r.outcome in (Outcome.REFUSED, Outcome.ERROR, Outcome.PARTIAL) for r in again.results):
             name = next(iter(fresh.values()))
             return results.refused(IN_THE_WAY.at(0, name=name, callers=" and ".join(f"`{p}`" for p in fresh)), *again.errors(set(fresh)))
@@ -132,8 +138,8 @@ class Travelled:
 class Road:
     """Entry scripts on their way to results."""
 
-    def __init__(self, entries: list[Source], options: Options, read: Read | None) -> None:
-        self.options = options
+    def __init__(self, entries: list[Source], options: Options, read: Read | None, spared: frozenset[tuple[str, str]] = frozenset()) -> None:
+        self.options, self.spared = options, spared
         self.program = Program(entries, read)
         self.said: dict[Source, list[Diagnostic]] = {}
         self.changes: dict[Source, list[Change]] = {}
@@ -159,6 +165,7 @@ class Road:
             self.said, self.changes = {}, {}
             decisions = Decisions(facts, plan, self.options)
             decisions.global_modules |= extra
+            decisions.spared = self.spared
             for source in self.program.sources:
                 if source.tree in facts.machine.imported:
                     self._ask(View(facts, source), decisions)
@@ -223,7 +230,7 @@ class Road:
         said = sorted(dict.fromkeys(self.said.get(source, ())), key=lambda d: (d.line, d.column, d.id))
         changes = tuple(sorted(plan.applied, key=lambda change: change.line)) if plan is not None else ()
         roles = self._roles(source) if outcome is not Outcome.NOT_TRAINING or hasattr(self, "facts") else ()
-        return Result(source.path, outcome, source.raw, after, changes, tuple(d.in_file(source.path) for d in said), roles, facts, source.encoding, plan)
+        return Result(source.path, outcome, source.raw, after, changes, tuple(d if d.path else d.in_file(source.path) for d in said), roles, facts, source.encoding, plan)
 
     def _roles(self, source: Source) -> tuple[RoleLine, ...]:
         return tuple(RoleLine(*line) for line in listing.lines(self.facts.roles, source)) if hasattr(self, "facts") else ()
@@ -240,7 +247,9 @@ class Road:
             self._prove(after)
         outcome = Outcome.CONVERTED if not self._errors() else Outcome.PARTIAL if self._unfinished() else Outcome.REFUSED
         writes = outcome is Outcome.CONVERTED or (outcome is Outcome.PARTIAL and self.options.partial)
-        shown = [s for s in self.program.sources if s in plans or s in self.program.entries or s in self.said]
+        wrong = {s for s, said in self.said.items() if any(d.severity is Severity.ERROR for d in said)}
+        concerned = set(self.said) | set(plans) if outcome is Outcome.CONVERTED else wrong
+        shown = [s for s in self.program.sources if s in concerned or s in self.program.entries]
         results = []
         for source in shown:
             entry = source in self.program.entries
@@ -271,7 +280,7 @@ class Road:
             if source in self.program.entries:
                 entries.append(converted)
         old = self.program.read
-        again = Road(entries, self.options, (lambda path: texts[path] if path in texts else old(path)) if old is not None else None).travel()
+        again = Road(entries, self.options, (lambda path: texts[path] if path in texts else old(path)) if old is not None else None, self.spared).travel()
         for result in again.results:
             for found in result.errors:
                 where = next((s for s in self.program.sources if s.path == result.path), self.program.entries[0])

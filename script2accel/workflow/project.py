@@ -67,6 +67,15 @@ class Project:
                         return
                     yield self.name(os.path.join(folder, name))
 
+    def _shown(self, result: Result, path: str) -> Result:
+        """A result under the name that the user knows, its diagnostics under those of their files."""
+        said = []
+        for found in result.diagnostics:
+            held = self.files.get(found.path)
+            other = os.path.relpath(held.target) if held is not None and found.path != result.path else path
+            said.append(found.in_file(other))
+        return replace(result, path=path, diagnostics=tuple(said))
+
     def convert(self, file: File, options: Options) -> list[tuple[File, Result]]:
         """Convert a script with what it imports: every file concerned with its result, the script itself first."""
         from script2accel.workflow.convert import convert_project
@@ -79,9 +88,7 @@ class Project:
             shown = file if result.path == entry else held
             if shown is not None:
                 shown = shown if shown is file else replace(shown, path=os.path.relpath(shown.target))
-                found.append((shown, _named(result, shown.path)))
+                found.append((shown, self._shown(result, shown.path)))
         return sorted(found, key=lambda pair: pair[0] is not file)
 
 
-def _named(result: Result, path: str) -> Result:
-    return replace(result, path=path, diagnostics=tuple(d.in_file(path) for d in result.diagnostics))
