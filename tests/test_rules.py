@@ -2,7 +2,7 @@
 
 An example is (before, after) or (before, after, options): `before` is a whole script that the whole tool converts;
 `after` is the full text expected, None where this rule must change nothing, or a message id such as "S2A501" where
-the rule must speak and nothing is written.
+the rule must speak (and nothing is written, if the message is an error).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from script2accel.change.plan import Change, Lines, Plan, Remove, Splice, Wrap
-from script2accel.diagnostics import Message
+from script2accel.diagnostics import Message, Severity
 from script2accel.options import Options
 from script2accel.result import Outcome, Result, unified_diff
 from script2accel.rules import load
@@ -64,9 +64,10 @@ def check(example: Example) -> list[str]:
     if example.after is None:
         return wrong + ([f"{example.rule.CODE} changed what it must leave:\n{result.diff()}"] if example.rule.CODE in codes else [])
     if _ID.fullmatch(example.after):
-        said = {found.id for found in result.diagnostics}
-        wrong += [f"says {sorted(said)}, not {example.after}"] if example.after not in said else []
-        return wrong + (["refused, and yet changed"] if result.changed else [])
+        said = {found.id: found.severity for found in result.diagnostics}
+        if example.after not in said:
+            return [*wrong, f"says {sorted(said)}, not {example.after}"]
+        return wrong + (["refused, and yet changed"] if result.changed and said[example.after] is Severity.ERROR else [])
     if result.after.decode() != example.after:
         wrong.append("not as shown:\n" + unified_diff(example.after.encode(), result.after, "expected"))
         wrong += [f"  {found.line}: {found.id} {found.message}" for found in result.diagnostics]

@@ -9,14 +9,18 @@ from script2accel.analysis.expressions import FUNCTIONS, Expressions
 from script2accel.analysis.values import NOTHING, Obj, Value, join_all
 from script2accel.knowledge import torch as names
 
-MAX_RUNS = 8  # how often one function's body is followed
+DETACHING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
+MAX_RUNS = 24  # how often one function's body is followed
+MAX_STEPS = 40  # times the number of nodes: beyond it, a function is followed twice only
 ITERATORS = re.compile(r"^(iter|list|tuple|reversed|sorted|itertools\.(cycle|islice|chain)|more_itertools\.\w+)$")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Keywords = dict[str | None, Value]
 EQUAL_ON_RANKS = frozenset({"len", "isinstance", "type", "hasattr", "id", "callable", "issubclass"})
 ACCELERATOR = re.compile(r"^accelerate\.(accelerator\.)?Accelerator$")
 AGREEING = frozenset({"gather", "gather_for_metrics", "reduce", "check_trigger"})
-AGREEING_FUNCTIONS = re.compile(r"^accelerate\.utils\.(operations\.)?(gather|gather_object|reduce|broadcast|broadcast_object_list)$|^torch\.distributed\.(all_reduce|all_gather\w*)$")
+AGREEING_FUNCTIONS = re.compile(
+    r"^accelerate\.utils\.(operations\.)?(gather|gather_object|reduce|broadcast|broadcast_object_list)$|^torch\.distributed\.(all_reduce|all_gather\w*)$"
+)
 
 
 class Calls(Expressions):
@@ -85,7 +89,8 @@ class Calls(Expressions):
                 inner = obj.inner
                 if inner.kind == "instance" and (method := self.class_member(inner, "forward")) is not None:
                     self.call_objects(method, node, args, keywords)
-                return self._made(obj, node, args, keywords, everything)
+                self.flows.add(node)
+                return self._made(obj, node, args, keywords, everything | {node})
             case "const":
                 return NOTHING
         self.use(obj, "call", node)
@@ -154,7 +159,9 @@ class Calls(Expressions):
         parent = self.world.obj("super", cls.name, None, node)
         for name, value in self._inherited(cls).items():
             bound = {
-                self.world.obj("method", obj.name, instance, obj.site) if obj.kind == "function" else obj for obj in value.objs for instance in me.objs
+                self.world.obj("method", obj.name, instance, obj.site) if obj.kind == "function" else obj
+                for obj in value.objs
+                for instance in me.objs
             }
             if bound:
                 self.put((parent, name), Value(frozenset(bound), frozenset()))
@@ -185,7 +192,7 @@ class Calls(Expressions):
         if isinstance(node, ast.Lambda):
             return self.eval(node.body, node) if self.runs.get(node, 0) < MAX_RUNS and self._enter(node) else NOTHING
         generator = node in self._generators()
-        if self.runs.get(node, 0) < MAX_RUNS and node not in self.stack and len(self.stack) < 24:
+        if self.runs.get(node, 0) < self.most_runs() and node not in self.stack and len(self.stack) < 24:
             self._enter(node)
             self.stack.append(node)
             before, self.returns[node] = self.returns.get(node, NOTHING), NOTHING
@@ -202,6 +209,10 @@ class Calls(Expressions):
         if generator:
             return self.world.value("made", "generator", None, node)
         return result
+
+    def most_runs(self) -> int:
+        """How often a function may still be followed: twice only when the run has become long."""
+        return MAX_RUNS if self.steps < MAX_STEPS * max(200, len(self.order)) else 2
 
     def _enter(self, node: ast.AST) -> bool:
         self.runs[node] = self.runs.get(node, 0) + 1
@@ -340,6 +351,8 @@ class Calls(Expressions):
                 return found
         if base.kind in ("list", "dict", "iter"):
             return self._container(base, name, node, args, keywords, marks)
+        if name in DETACHING:
+            marks -= self.flows
         if name in names.SAME:
             self._given(node, args, keywords, obj)
             return Value(frozenset((base,)), marks)
@@ -352,7 +365,9 @@ class Calls(Expressions):
         if obj.kind not in ("param", "attr") or obj.name not in ("accelerator", "accel"):
             return False
         said = {what for what, _ in self.uses.get(obj, ())}
-        return bool(said & {".backward", ".prepare", ".gather_for_metrics", ".unwrap_model", ".print", ".accumulate", ".save", ".get_state_dict", ".gather"})
+        return bool(
+            said & {".backward", ".prepare", ".gather_for_metrics", ".unwrap_model", ".print", ".accumulate", ".save", ".get_state_dict", ".gather"}
+        )
 
     def prepared(self, value: Value) -> Value:
         """The value after prepare."""

@@ -9,7 +9,7 @@ from script2accel.analysis.values import NOTHING
 from script2accel.knowledge import torch as names
 
 
-def quiet(facts: Facts, node: ast.AST, _seen: frozenset[ast.AST] = frozenset()) -> bool:
+def quiet(facts: Facts, node: ast.AST, _known: dict[ast.AST, bool] | None = None) -> bool:
     """Whether no gradients are recorded at a place: a no_grad block or decorator around it, or around all its callers."""
     for parent in facts.source.ancestors(node):
         if isinstance(parent, (ast.With, ast.AsyncWith)) and any(_no_grad(facts, item.context_expr) for item in parent.items):
@@ -17,10 +17,12 @@ def quiet(facts: Facts, node: ast.AST, _seen: frozenset[ast.AST] = frozenset()) 
         if isinstance(parent, FUNCTIONS):
             if any(_no_grad(facts, decorator) for decorator in parent.decorator_list):
                 return True
-            calls = facts.callers(parent)
-            if parent in _seen:
-                return False
-            return bool(calls) and all(quiet(facts, call, _seen | {parent}) for call in calls)
+            known = {} if _known is None else _known
+            if parent not in known:
+                known[parent] = False  # while it is asked: a function that calls itself isn't quiet
+                calls = facts.callers(parent)
+                known[parent] = bool(calls) and all(quiet(facts, call, known) for call in calls)
+            return known[parent]
     return False
 
 
@@ -32,7 +34,7 @@ def _no_grad(facts: Facts, node: ast.expr) -> bool:
     return found
 
 
-def guarded(facts: Facts, node: ast.AST, _seen: frozenset[ast.AST] = frozenset()) -> bool:
+def guarded(facts: Facts, node: ast.AST, _known: dict[ast.AST, bool] | None = None) -> bool:
     """Whether only the main process comes to a place."""
     child = node
     for parent in facts.source.ancestors(node):
@@ -43,8 +45,12 @@ def guarded(facts: Facts, node: ast.AST, _seen: frozenset[ast.AST] = frozenset()
         if isinstance(parent, FUNCTIONS):
             if any("on_main_process" in ast.unparse(d) or "on_local_main_process" in ast.unparse(d) for d in parent.decorator_list):
                 return True
-            calls = facts.callers(parent)
-            return bool(calls) and parent not in _seen and all(guarded(facts, call, _seen | {parent}) for call in calls)
+            known = {} if _known is None else _known
+            if parent not in known:
+                known[parent] = False
+                calls = facts.callers(parent)
+                known[parent] = bool(calls) and all(guarded(facts, call, known) for call in calls)
+            return known[parent]
         child = parent
     return False
 

@@ -12,9 +12,12 @@ from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
 
 KEEPS_DEVICE = frozenset(
-    "items values copy get pop long float int bool double half type view reshape unsqueeze squeeze t transpose permute contiguous detach clone "
-    "requires_grad_ expand repeat flatten narrow data size_as to cuda pin_memory byte short view_as expand_as chunk split unbind mean".split()
-)
+    {
+        "items", "values", "copy", "get", "pop", "long", "float", "int", "bool", "double", "half", "type", "view", "reshape", "unsqueeze",
+        "squeeze", "t", "transpose", "permute", "contiguous", "detach", "clone", "requires_grad_", "expand", "repeat", "flatten", "narrow", "data",
+        "size_as", "to", "cuda", "pin_memory", "byte", "short", "view_as", "expand_as", "chunk", "split", "unbind", "mean",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +67,13 @@ def chooses_device(facts: Facts, value: ast.expr, used_as_device: bool) -> bool:
             return used_as_device and text.startswith("cuda")
         case ast.Attribute() | ast.Name():
             objs = facts.machine.at.get(value, NOTHING).objs
-            return used_as_device and isinstance(value, ast.Attribute) and value.attr in ("device", "gpu") and all(o.kind == "attr" for o in objs) and _from_arguments(objs)
+            return (
+                used_as_device
+                and isinstance(value, ast.Attribute)
+                and value.attr in ("device", "gpu")
+                and all(o.kind == "attr" for o in objs)
+                and _from_arguments(objs)
+            )
         case ast.BoolOp(values=parts):
             return all(chooses_device(facts, part, used_as_device) for part in parts)
     return False
@@ -82,7 +91,11 @@ def _callee(obj: Obj) -> str:
 def names_device(facts: Facts, node: ast.expr) -> bool:
     """Whether an expression given to `.to` or `device=` names a device."""
     if isinstance(node, ast.Constant):
-        return isinstance(node.value, (str, int)) and not isinstance(node.value, bool) and (isinstance(node.value, int) or DEVICE_TEXT.match(node.value) is not None)
+        return (
+            isinstance(node.value, (str, int))
+            and not isinstance(node.value, bool)
+            and (isinstance(node.value, int) or DEVICE_TEXT.match(node.value) is not None)
+        )
     value = facts.machine.at.get(node, NOTHING)
     if facts.roles.of_value(value) == "device":
         return True
@@ -94,7 +107,13 @@ def names_device(facts: Facts, node: ast.expr) -> bool:
     if isinstance(node, (ast.Name, ast.Attribute)):
         word = node.id if isinstance(node, ast.Name) else node.attr
         kinds = {o.kind for o in value.objs}
-        return word in ("device", "dev", "gpu", "gpu_id", "local_rank", "rank", "cuda_id", "torch_device", "accelerator_device") and kinds <= {"param", "attr", "made", "const", "expr"}
+        return word in ("device", "dev", "gpu", "gpu_id", "local_rank", "rank", "cuda_id", "torch_device", "accelerator_device") and kinds <= {
+            "param",
+            "attr",
+            "made",
+            "const",
+            "expr",
+        }
     return False
 
 
@@ -155,7 +174,9 @@ def moves(facts: Facts) -> list[Move]:
 
 def _move(facts: Facts, call: ast.Call, func: ast.Attribute) -> Move | None:
     segment = facts.source.segment
-    non_blocking = any(k.arg in ("non_blocking", "async") and not (isinstance(k.value, ast.Constant) and k.value.value is False) for k in call.keywords)
+    non_blocking = any(
+        k.arg in ("non_blocking", "async") and not (isinstance(k.value, ast.Constant) and k.value.value is False) for k in call.keywords
+    )
     if func.attr == "cuda":
         if len(call.args) > 1:
             non_blocking = True

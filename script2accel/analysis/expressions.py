@@ -55,6 +55,7 @@ class Expressions:
         self.trained: dict[ast.AST, set[Obj]] = {}
         self.unmarked: set[ast.AST] = set()
         self.detours: set[ast.AST] = set()
+        self.flows: set[ast.AST] = set()  # calls of prepared models: they mark what they give, until it is detached
         self.definitions = [node for entry in source.entries for node in entry.nodes if isinstance(node, FUNCTIONS)]
         self.locals: list[dict[str, Value]] = []
         self.bound: dict[ast.AST, set[str]] = {}
@@ -222,7 +223,9 @@ class Expressions:
     def ev_Attribute(self, node: ast.Attribute, scope: ast.AST) -> Value:
         base = self.eval(node.value, scope)
         found = join_all([self.member(obj, node.attr, node) for obj in base.objs])
-        return found if node.attr in SHAPES else found.marked(base.marks)
+        if node.attr in SHAPES:
+            return found
+        return Value(found.objs, (found.marks | base.marks) - self.flows) if node.attr == "data" else found.marked(base.marks)
 
     def member(self, obj: Obj, name: str, node: ast.AST) -> Value:
         """An attribute of one object."""
@@ -444,7 +447,13 @@ class Expressions:
             self.iterated(source, generator)
             marks |= source.marks
             phases = self.phases(generator.iter)
-            if isinstance(node, ast.DictComp) and phases and len(node.generators) == 1 and isinstance(generator.target, ast.Name) and not generator.ifs:
+            if (
+                isinstance(node, ast.DictComp)
+                and phases
+                and len(node.generators) == 1
+                and isinstance(generator.target, ast.Name)
+                and not generator.ifs
+            ):
                 return self._phase_dict(node, generator.target, phases, scope)
             if generator is node.generators[0]:
                 self.locals.append(table)
@@ -587,7 +596,9 @@ class Expressions:
                 return self.source.is_entry(test)
             case ast.Compare(left=ast.Constant(value="__main__"), ops=[ast.Eq()], comparators=[ast.Name(id="__name__")]):
                 return self.source.is_entry(test)
-            case ast.Compare(left=ast.Name() as name, ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=wanted)]) if self.phase:
+            case ast.Compare(
+                left=ast.Name() as name, ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=wanted)]
+            ) if self.phase:
                 now = self.known(name)
                 if now is not None:
                     same = now.kind == "const" and now.name == wanted and type(now.name) is type(wanted)
@@ -626,13 +637,21 @@ class Expressions:
 
     def phases(self, node: ast.expr) -> list[object]:
         """The constants that a written list or tuple of at most four holds, else nothing."""
-        if isinstance(node, (ast.List, ast.Tuple)) and 0 < len(node.elts) <= 4 and all(isinstance(e, ast.Constant) and isinstance(e.value, str) for e in node.elts):
+        if (
+            isinstance(node, (ast.List, ast.Tuple))
+            and 0 < len(node.elts) <= 4
+            and all(isinstance(e, ast.Constant) and isinstance(e.value, str) for e in node.elts)
+        ):
             return [e.value for e in node.elts if isinstance(e, ast.Constant)]
         return []
 
     def marks_of(self, node: ast.AST) -> frozenset[ast.AST]:
         """What makes an expression differ between ranks."""
-        return self.at[node].marks - self.detours if node in self.at else frozenset()
+        return self.at[node].marks - self.detours - self.flows if node in self.at else frozenset()
+
+    def forwards_into(self, node: ast.AST) -> frozenset[ast.AST]:
+        """The calls of prepared models whose gradients an expression carries."""
+        return self.at[node].marks & self.flows if node in self.at else frozenset()
 
 
 Follow = Callable[[Obj, ast.AST, list[Value], dict[str | None, Value]], Value]

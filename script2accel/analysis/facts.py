@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from script2accel.analysis.machine import Machine
+from script2accel.analysis.program import Program
 from script2accel.analysis.roles import Roles
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
-from script2accel.analysis.program import Program
 from script2accel.source import Source
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
@@ -86,7 +86,9 @@ class Facts:
         return [
             call
             for source in self.source.sources
-            for call in sorted((n for n in source.nodes if isinstance(n, ast.Call) and n.func in self.machine.at), key=lambda n: (n.lineno, n.col_offset))
+            for call in sorted(
+                (n for n in source.nodes if isinstance(n, ast.Call) and n.func in self.machine.at), key=lambda n: (n.lineno, n.col_offset)
+            )
         ]
 
     def path(self, call: ast.Call) -> str:
@@ -143,9 +145,7 @@ class Facts:
         for parent in self.source.ancestors(node):
             if isinstance(parent, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
                 break
-            if isinstance(parent, LOOPS) and child in (*parent.body,):
-                found.append(parent)
-            elif isinstance(parent, LOOPS) and isinstance(parent, ast.While) and child is parent.test:
+            if isinstance(parent, LOOPS) and (child in parent.body or (isinstance(parent, ast.While) and child is parent.test)):
                 found.append(parent)
             child = parent
         return found
@@ -154,22 +154,24 @@ class Facts:
         """Where a function of the script is called."""
         return list(self.machine.callers.get(function, ()))
 
-    def inside(self, outer: ast.AST, node: ast.AST, _seen: frozenset[ast.AST] = frozenset()) -> bool:
+    def inside(self, outer: ast.AST, node: ast.AST, _seen: set[ast.AST] | None = None) -> bool:
         """Whether a node runs within another: in its text, or in a function that is called there."""
         if node is outer or any(parent is outer for parent in self.source.ancestors(node)):
             return True
-        function = self.function(node)
-        if function in _seen or isinstance(function, ast.Module):
+        function, seen = self.function(node), set() if _seen is None else _seen
+        if function in seen or isinstance(function, ast.Module):
             return False
-        return any(self.inside(outer, call, _seen | {function}) for call in self.callers(function))
+        seen.add(function)
+        return any(self.inside(outer, call, seen) for call in self.callers(function))
 
-    def all_loops(self, node: ast.AST, _seen: frozenset[ast.AST] = frozenset()) -> list[Loop]:
+    def all_loops(self, node: ast.AST, _seen: set[ast.AST] | None = None) -> list[Loop]:
         """The loops around a node, innermost first, through the callers of its function."""
         found = self.loops(node)
-        function = self.function(node)
-        if not isinstance(function, ast.Module) and function not in _seen:
+        function, seen = self.function(node), set() if _seen is None else _seen
+        if not isinstance(function, ast.Module) and function not in seen:
+            seen.add(function)
             for call in self.callers(function):
-                found += [loop for loop in self.all_loops(call, _seen | {function}) if loop not in found]
+                found += [loop for loop in self.all_loops(call, seen) if loop not in found]
         return found
 
     # training --------------------------------------------------------------------------------------------
@@ -187,7 +189,9 @@ class Facts:
                 found.append(Backward(call, call.args[0], False))
             elif self.roles.of_value(value) == "accelerator" and call.args:
                 found.append(Backward(call, call.args[0], True))
-            elif self.roles.of_value(value) == "loss" or (value.objs and all(o.kind in ("expr", "made", "item", "param", "attr") for o in value.objs)):
+            elif self.roles.of_value(value) == "loss" or (
+                value.objs and all(o.kind in ("expr", "made", "item", "param", "attr") for o in value.objs)
+            ):
                 if any(o.kind in ("instance", "class", "function") for o in value.objs):
                     continue
                 found.append(Backward(call, owner, False))
@@ -211,7 +215,10 @@ class Facts:
         return [
             Step(call, objs)
             for call in self.calls
-            if isinstance(call.func, ast.Attribute) and call.func.attr in ("step", "step_update") and (objs := self.receiver(call, role)) and not self.in_module(call)
+            if isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("step", "step_update")
+            and (objs := self.receiver(call, role))
+            and not self.in_module(call)
         ]
 
     @cached_property

@@ -102,7 +102,7 @@ def device_names(roles: Roles) -> frozenset[str]:
             continue
         callee = roles.machine.at.get(node.func)
         given = [keyword.value for keyword in node.keywords if keyword.arg in ("device", "map_location")]
-        if isinstance(node.func, ast.Attribute) and node.func.attr in names.MOVES or (
+        if (isinstance(node.func, ast.Attribute) and node.func.attr in names.MOVES) or (
             callee is not None and any(o.kind == "external" and _DEVICE_CALL.match(str(o.name)) for o in callee.objs)
         ):
             given += node.args[:1]

@@ -22,7 +22,9 @@ RUNS = 10  # how often one function's body is followed
 class Machine(Calls):
     """The abstract run of one program. `before` and `behind` hold bindings to make before or behind a statement (what a planned edit will do)."""
 
-    def __init__(self, source: Program, before: dict[ast.AST, list[Binding]] | None = None, behind: dict[ast.AST, list[Binding]] | None = None) -> None:
+    def __init__(
+        self, source: Program, before: dict[ast.AST, list[Binding]] | None = None, behind: dict[ast.AST, list[Binding]] | None = None
+    ) -> None:
         super().__init__(source)
         self.before, self.behind = before or {}, behind or {}
         self.rerun = 0
@@ -249,10 +251,9 @@ class Machine(Calls):
             if not over or self._leaves_by_jump(block):
                 outcomes.append(changed)
         self.guard = guard
-        keys = {key for changed in outcomes for key in changed}
-        for key in keys:
+        for key in dict.fromkeys(key for changed in outcomes for key in changed):
             old = self.store.get(key)
-            parts = [changed[key] if key in changed else old for changed in outcomes]
+            parts = [changed.get(key, old) for changed in outcomes]
             self.put(key, join_all([part for part in parts if part is not None]))
         return all(ended)
 

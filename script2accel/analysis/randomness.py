@@ -26,7 +26,9 @@ def seedings(facts: Facts) -> list[Seeding]:
     found = []
     for call in facts.calls:
         path = facts.path(call)
-        what = names.SEED.get(path) or ("all" if path in ("accelerate.utils.set_seed", "transformers.set_seed", "transformers.trainer_utils.set_seed") else None)
+        what = names.SEED.get(path) or (
+            "all" if path in ("accelerate.utils.set_seed", "transformers.set_seed", "transformers.trainer_utils.set_seed") else None
+        )
         statement = facts.source.statement(call)
         if what and call.args and isinstance(statement, ast.Expr) and statement.value is call:
             found.append(Seeding(call, statement, what, call.args[0], facts.source.segment(call.args[0]), facts.function(call)))
@@ -39,10 +41,10 @@ def seeded(facts: Facts, what: str) -> bool:
 
 
 def loop_draws(facts: Facts) -> list[ast.Call]:
-    """Draws of torch noise inside training loops, outside of models, datasets and explicit generators."""
+    """Draws of noise inside training loops, outside of models, datasets and explicit generators."""
     found = []
     for call in facts.calls:
-        if not names.RANDOM_FACTORY.match(facts.path(call)) or not facts.path(call).startswith("torch.") or facts.inside_class(call, facts.dataset_classes):
+        if not names.RANDOM_FACTORY.match(facts.path(call)) or facts.inside_class(call, facts.dataset_classes):
             continue
         if any(k.arg == "generator" for k in call.keywords):
             continue
@@ -51,18 +53,50 @@ def loop_draws(facts: Facts) -> list[ast.Call]:
     return found
 
 
-def setup_draws(facts: Facts) -> dict[str, ast.Call]:
-    """The first draw of each generator outside of training loops, models and dataset classes: data that is made or split."""
-    found: dict[str, ast.Call] = {}
+@dataclass(frozen=True, eq=False)
+class SetupDraw:
+    """A draw that decides about the data: its generator, the call, the statement in front of which ranks must agree."""
+
+    what: str
+    call: ast.Call
+    statement: ast.stmt
+
+
+def setup_draws(facts: Facts) -> list[SetupDraw]:
+    """The first draw of each generator that makes, splits or orders the data of a loader, outside of training loops."""
+    found: dict[str, SetupDraw] = {}
+    feeding = _feeding(facts)
     for call in facts.calls:
         path = facts.path(call)
-        split = path in ("torch.utils.data.random_split", "torch.utils.data.dataset.random_split")
-        if not split and not names.RANDOM_FACTORY.match(path):
-            continue
-        if facts.in_module(call) or facts.inside_class(call, facts.dataset_classes) or any(k.arg == "generator" for k in call.keywords):
-            continue
-        if any(loop in facts.training_loops for loop in facts.all_loops(call)):
+        if not (names.RANDOM_FACTORY.match(path) or path in SPLITS) or any(k.arg == "generator" for k in call.keywords) or facts.in_train_loop(call):
             continue
         what = "torch" if path.startswith("torch.") else "numpy" if path.startswith("numpy.") else "random"
-        found.setdefault(what, call)
-    return found
+        dataset = facts.inside_class(call, facts.dataset_classes)
+        if dataset is not None:
+            statement = _made_at(facts, dataset) if getattr(facts.function(call), "name", "") == "__init__" else None
+        else:
+            statement = facts.source.statement(call) if path in SPLITS or path.endswith(".shuffle") or call in feeding else None
+        if statement is not None:
+            found.setdefault(what, SetupDraw(what, call, statement))
+    return list(found.values())
+
+
+SPLITS = frozenset({"torch.utils.data.random_split", "torch.utils.data.dataset.random_split", "sklearn.model_selection.train_test_split"})
+
+
+def _feeding(facts: Facts) -> frozenset[ast.AST]:
+    """Draws whose values a loader is made of."""
+    marks: frozenset[ast.AST] = frozenset()
+    for loader in facts.loaders:
+        for value in (*loader.arguments, *loader.keywords.values()):
+            marks |= value.marks
+            for obj in value.objs:
+                for inner in (*obj.arguments, *obj.keywords.values()):
+                    marks |= inner.marks
+    return marks
+
+
+def _made_at(facts: Facts, dataset: ast.ClassDef) -> ast.stmt | None:
+    """The first statement that makes an instance of a dataset class."""
+    sites = [o.site for cls, objs in facts.machine.instances.items() if cls.site is dataset for o in objs if isinstance(o.site, ast.Call)]
+    return facts.source.statement(min(sites, key=lambda site: site.lineno)) if sites else None

@@ -184,7 +184,11 @@ class Roles:
 
     def _is_loss_call(self, node: ast.AST) -> bool:
         """Whether what a call gives is backpropagated as it is."""
-        return any("backward" in what for o in self.machine.at[node].objs for what, _ in self.machine.uses.get(o, ())) if node in self.machine.at else False
+        return (
+            any("backward" in what for o in self.machine.at[node].objs for what, _ in self.machine.uses.get(o, ()))
+            if node in self.machine.at
+            else False
+        )
 
     def _by_origin(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
         if obj.base is None:
@@ -224,7 +228,13 @@ class Roles:
         while obj.kind == "item" and obj.base is not None:
             obj = obj.base
         method = obj.base
-        return obj.kind == "made" and method is not None and method.kind == "attr" and method.name in ("items", "values") and self.of(method.base or obj) == "batch"
+        return (
+            obj.kind == "made"
+            and method is not None
+            and method.kind == "attr"
+            and method.name in ("items", "values")
+            and self.of(method.base or obj) == "batch"
+        )
 
     def _attribute_of(self, obj: Obj, base: Obj) -> tuple[str, tuple[Evidence, ...]]:
         """An attribute of something that isn't the script's."""
@@ -256,7 +266,9 @@ class Roles:
         if obj in self._scaled:
             return True
         did = self._done(obj)
-        return bool(did & {"backward", ".backward"}) and not did & {"call", ".step", ".zero_grad", ".prepare"} and not self.machine.is_accelerator(obj)
+        return (
+            bool(did & {"backward", ".backward"}) and not did & {"call", ".step", ".zero_grad", ".prepare"} and not self.machine.is_accelerator(obj)
+        )
 
     @cached_property
     def _scaled(self) -> frozenset[Obj]:
@@ -272,7 +284,9 @@ class Roles:
         found: set[Obj] = set()
         for obj, uses in self.machine.uses.items():
             if names.SCALER.match(obj.path):
-                found.update(o for what, node in uses if what == f".{method}" and isinstance(node, ast.Call) and node.args for o in self._held(node.args[0]))
+                found.update(
+                    o for what, node in uses if what == f".{method}" and isinstance(node, ast.Call) and node.args for o in self._held(node.args[0])
+                )
         return frozenset(o for o in found if o.kind != "const")
 
     # arithmetic ------------------------------------------------------------------------------------------
@@ -296,7 +310,7 @@ class Roles:
         waiting, reduced = [obj], False
         while waiting:
             here = waiting.pop()
-            terms = _terms_of(self.machine, here) if here is obj or here not in self._known or not self._known[here][0] else []
+            terms = _terms_of(self.machine, here) if here is obj or (here not in self._known and len(seen) < _MOST_TERMS) else []
             reduced = reduced or (bool(terms) and here.kind == "made" and here.path != "sum")
             if not terms:
                 leaves[here] = None
@@ -428,27 +442,30 @@ class Roles:
         site = obj.base.site if obj.base is not None else None
         if step is None or site is None or not any(self.machine.callers.get(o.site) for o in step.objs if o.site is not None):
             return False
-        sets = False
-        for node in ast.walk(site):
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.slice, ast.Constant) and node.slice.value == "lr":
-                sets = sets or any(self._group_of_optimizer(o) for o in self._held(node.value))
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
-                if any(self.of(o) == "optimizer" for o in self._held(node.func.value)):
-                    return False
-        return sets
+        if any(self.of(o) == "optimizer" for node in _called_on(site, "step") for o in self._held(node)):
+            return False
+        return any(self._group_of_optimizer(o) for node in _written(site, "lr") for o in self._held(node))
 
     def _held(self, node: ast.AST) -> frozenset[Obj]:
         return self.machine.at[node].objs if node in self.machine.at else frozenset()
 
     def _group_of_optimizer(self, obj: Obj) -> bool:
         groups = obj.base if obj.kind == "item" else None
-        return groups is not None and groups.kind == "attr" and groups.name == "param_groups" and groups.base is not None and self.of(groups.base) == "optimizer"
+        return (
+            groups is not None
+            and groups.kind == "attr"
+            and groups.name == "param_groups"
+            and groups.base is not None
+            and self.of(groups.base) == "optimizer"
+        )
 
     def _model_like(self, obj: Obj, did: frozenset[str]) -> bool:
         if did & {".fit", ".compile", ".predict"}:
             return False
-        return bool(did & {".parameters", ".named_parameters", ".zero_grad", ".load_state_dict", ".state_dict"}) or {".train", ".eval"} <= did or (
-            bool(did & {".train", ".eval"}) and obj.kind in ("param", "attr", "item")
+        return (
+            bool(did & {".parameters", ".named_parameters", ".zero_grad", ".load_state_dict", ".state_dict"})
+            or {".train", ".eval"} <= did
+            or (bool(did & {".train", ".eval"}) and obj.kind in ("param", "attr", "item"))
         )
 
     def _may_be_loader(self, obj: Obj) -> bool:
@@ -515,7 +532,8 @@ class Roles:
 
     def _given_to_model(self, obj: Obj) -> bool:
         return any(
-            isinstance(node, ast.Call) and any(self.of(o) == "model" for o in self.machine.at[node.func].objs) for node in self.machine.used(obj, "given")
+            isinstance(node, ast.Call) and any(self.of(o) == "model" for o in self.machine.at[node.func].objs)
+            for node in self.machine.used(obj, "given")
         )
 
     @cached_property
@@ -594,10 +612,10 @@ class Roles:
             if obj in seen:
                 continue
             seen.add(obj)
-            if obj.kind == "made" and obj.base is not None and obj.base.kind == "attr":
-                if obj.base.name in ("parameters", "named_parameters") and obj.base.base is not None:
-                    found[self.whole(_holder(obj.base.base))] = None
-                    continue
+            method = obj.base if obj.kind == "made" else None
+            if method is not None and method.base is not None and method.kind == "attr" and method.name in ("parameters", "named_parameters"):
+                found[self.whole(_holder(method.base))] = None
+                continue
             if obj.kind == "attr" and obj.base is not None and obj.name in ("weight", "bias"):
                 found[self.whole(_holder(obj.base))] = None
             waiting += [o for value in (*obj.arguments, *obj.keywords.values()) for o in value.objs]
@@ -632,6 +650,7 @@ class Roles:
 
 
 _NEVER = 1 << 30
+_MOST_TERMS = 256
 _NOTHING: frozenset[str] = frozenset()
 _SAME_ROLE = {
     "int": ("rank", "world size"),
@@ -646,7 +665,9 @@ def _terms_of(machine: Machine, obj: Obj) -> list[Obj]:
     """What an object is computed from in one step of arithmetic; nothing where it isn't."""
     if obj.kind == "expr" and obj.site is not None:
         node = obj.site
-        if (isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, _ARITHMETIC)) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)):
+        if (isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, _ARITHMETIC)) or (
+            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+        ):
             return [o for values in machine.operands.get(node, ()) for value in values for o in value.objs]
     if obj.kind == "made" and obj.base is not None:
         if obj.base.kind == "attr" and obj.base.base is not None and obj.base.name in _REDUCTIONS:
@@ -669,7 +690,26 @@ def _is_key(obj: Obj) -> bool:
     """Whether an object is the key of a pair that `items()` of an unknown mapping gives."""
     pair = obj.base
     view = pair.base if pair is not None and pair.kind == "item" else None
-    return obj.name == 0 and view is not None and view.kind == "made" and view.base is not None and view.base.kind == "attr" and view.base.name == "items"
+    return (
+        obj.name == 0
+        and view is not None
+        and view.kind == "made"
+        and view.base is not None
+        and view.base.kind == "attr"
+        and view.base.name == "items"
+    )
+
+
+def _called_on(tree: ast.AST, method: str) -> list[ast.expr]:
+    """What a method of some name is called on, anywhere below a node."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [func.value for func in calls if isinstance(func, ast.Attribute) and func.attr == method]
+
+
+def _written(tree: ast.AST, key: str) -> list[ast.expr]:
+    """The mappings whose `key` is set, anywhere below a node."""
+    stores = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    return [node.value for node in stores if isinstance(node.slice, ast.Constant) and node.slice.value == key]
 
 
 def _only(obj: Obj) -> Value:

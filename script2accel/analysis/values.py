@@ -84,7 +84,9 @@ class World:
             found.number = len(self.table)
         return found
 
-    def value(self, kind: str, name: object = "", base: Obj | None = None, site: ast.AST | None = None, marks: frozenset[ast.AST] = frozenset()) -> Value:
+    def value(
+        self, kind: str, name: object = "", base: Obj | None = None, site: ast.AST | None = None, marks: frozenset[ast.AST] = frozenset()
+    ) -> Value:
         """A value of a single object."""
         return Value(frozenset((self.obj(kind, name, base, site),)), marks)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
+from collections.abc import Iterator
 from types import ModuleType
 
 import click
@@ -27,9 +30,7 @@ OTHERS = {
 @click.argument("code", required=False, metavar="[ID]")
 def command(code: str | None) -> None:
     """Explain a rule or a message by its id (S2A201) or name; without one, list the rules."""
-    from script2accel.rules import load
-
-    rules = load()
+    rules = documented()
     if code is None:
         for rule in rules:
             click.echo(f"{rule.CODE}  {rule.NAME:<28}  {_first_line(rule)}")
@@ -39,8 +40,27 @@ def command(code: str | None) -> None:
         click.echo(page(meant), nl=False)
     elif code.upper() in OTHERS:
         click.echo(f"{code.upper()}\n\n{OTHERS[code.upper()]}")
+    elif (message := next((one for one in _every_message() if one.id == code.upper()), None)) is not None:
+        click.echo("\n".join(_told(message)))
     else:
         raise UsageError(f"no rule or message {code!r}; `script2accel rule` lists the rules")
+
+
+def documented() -> list[ModuleType]:
+    """The rules, and what works as one without being asked rule by rule: the accelerator's birth."""
+    from script2accel import birth
+    from script2accel.rules import load
+
+    return sorted([*load(), birth], key=lambda rule: str(rule.CODE))
+
+
+def _every_message() -> Iterator[Message]:
+    """The messages of all modules of the package: those of decisions, of the road and of the plan belong to no rule."""
+    import script2accel
+
+    for info in pkgutil.walk_packages(script2accel.__path__, "script2accel."):
+        if not info.name.endswith("__main__"):
+            yield from _messages(importlib.import_module(info.name))
 
 
 def page(rule: ModuleType) -> str:
@@ -50,9 +70,12 @@ def page(rule: ModuleType) -> str:
     if messages:
         lines += ["", "Messages:"]
     for message in messages:
-        lines.append(f"  {message.id} ({message.severity.value}): {message.text}")
-        lines += [f"      to do: {message.todo}"] if message.todo else []
+        lines += [f"  {line}" for line in _told(message)]
     return "\n".join(lines) + "\n"
+
+
+def _told(message: Message) -> list[str]:
+    return [f"{message.id} ({message.severity.value}): {message.text}", *([f"    to do: {message.todo}"] if message.todo else [])]
 
 
 def _messages(rule: ModuleType) -> list[Message]:

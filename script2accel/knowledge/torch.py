@@ -11,30 +11,40 @@ import re
 # constructors -> role -----------------------------------------------------------------------------------
 
 OPTIMIZER = re.compile(
-    r"^(torch\.optim\.__dict__\[\]|torch\.optim\.(?!lr_scheduler|swa_utils|Optimizer$)[A-Za-z_.]*[A-Z]\w*|torch_optimizer\.\w+|bitsandbytes\.optim\.\w+"
-    r"|transformers\.(optimization\.)?(AdamW|Adafactor)|timm\.optim\.(\w+\.)?create_optimizer\w*|timm\.optim\.[A-Z]\w+|lion_pytorch\.Lion|apex\.optimizers\.\w+)$"
+    r"^(torch\.optim\.__dict__\[\]|torch\.optim\.(?!lr_scheduler|swa_utils|Optimizer$)[A-Za-z_.]*[A-Z]\w*|torch_optimizer\.\w+"
+    r"|bitsandbytes\.optim\.\w+"
+    r"|transformers\.(optimization\.)?(AdamW|Adafactor)|timm\.optim\.(\w+\.)?create_optimizer\w*|timm\.optim\.[A-Z]\w+"
+    r"|lion_pytorch\.Lion|apex\.optimizers\.\w+)$"
 )
 SCHEDULER = re.compile(
-    r"^(torch\.optim\.lr_scheduler\.[A-Z]\w+|torch\.optim\.swa_utils\.SWALR|transformers\.(optimization\.)?get_\w*schedul\w*|transformers\.get_scheduler|timm\.scheduler\.\w+)$"
+    r"^(torch\.optim\.lr_scheduler\.[A-Z]\w+|torch\.optim\.swa_utils\.SWALR|transformers\.(optimization\.)?get_\w*schedul\w*"
+    r"|transformers\.get_scheduler|timm\.scheduler\.\w+)$"
 )
 LOADER = re.compile(
-    r"^(torch\.utils\.data\.(dataloader\.)?DataLoader|torch_geometric\.(loader|data)\.\w*Loader|dgl\.dataloading\.\w*DataLoader|torchdata\.stateful_dataloader\.StatefulDataLoader)$"
+    r"^(torch\.utils\.data\.(dataloader\.)?DataLoader|torch_geometric\.(loader|data)\.\w*Loader|dgl\.dataloading\.\w*DataLoader"
+    r"|torchdata\.stateful_dataloader\.StatefulDataLoader)$"
 )
 SAMPLER = re.compile(r"^torch\.utils\.data\.((sampler|distributed)\.)?\w*Sampler$")
 DATASET = re.compile(
-    r"^(torchvision\.datasets\.[A-Z]\w+|torch\.utils\.data\.(dataset\.)?(TensorDataset|Subset|ConcatDataset|Dataset|IterableDataset)|datasets\.load_dataset|torchaudio\.datasets\.\w+)$"
+    r"^(torchvision\.datasets\.[A-Z]\w+|torch\.utils\.data\.(dataset\.)?(TensorDataset|Subset|ConcatDataset|Dataset|IterableDataset)"
+    r"|datasets\.load_dataset|torchaudio\.datasets\.\w+)$"
 )
-LOSS_MODULE = re.compile(r"^torch\.nn\.(modules\.\w+\.)?\w*Loss(2d)?$|^torchvision\.ops\.\w*_loss$|^timm\.loss\.\w+$|^pytorch_metric_learning\.losses\.\w+$")
+LOSS_MODULE = re.compile(
+    r"^torch\.nn\.(modules\.\w+\.)?\w*Loss(2d)?$|^torchvision\.ops\.\w*_loss$|^timm\.loss\.\w+$|^pytorch_metric_learning\.losses\.\w+$"
+)
 LOSS_FUNCTION = re.compile(
     r"^torch\.nn\.functional\.(\w*loss\w*|cross_entropy|binary_cross_entropy\w*|kl_div|nll_loss\w*)$|^torchvision\.ops\.\w*_loss$"
 )
 MODULE = re.compile(
-    r"^torch\.nn\.(modules\.\w+\.)?(?!\w*Loss)(?!Parameter|init|functional|utils|parallel|Module$)[A-Z]\w+$|^torchvision\.models\.(\w+\.)*[a-z]\w+$|^torchvision\.models\.(\w+\.)*[A-Z]\w+$"
-    r"|^torchvision\.models\.(\w+\.)*__dict__\[\]$|^timm\.(models\.)?create_model$|^timm\.models\.\w+(\.\w+)*$|^transformers\.(Auto)?\w*(Model|For[A-Z]\w+|LMHeadModel)(\.from_(pretrained|config))?$"
+    r"^torch\.nn\.(modules\.\w+\.)?(?!\w*Loss)(?!Parameter|init|functional|utils|parallel|Module$)[A-Z]\w+$"
+    r"|^torchvision\.models\.(\w+\.)*[a-z]\w+$|^torchvision\.models\.(\w+\.)*[A-Z]\w+$"
+    r"|^torchvision\.models\.(\w+\.)*__dict__\[\]$|^timm\.(models\.)?create_model$|^timm\.models\.\w+(\.\w+)*$"
+    r"|^transformers\.(Auto)?\w*(Model|For[A-Z]\w+|LMHeadModel)(\.from_(pretrained|config))?$"
     r"|^segmentation_models_pytorch\.\w+$|^torch\.hub\.load$|^efficientnet_pytorch\.EfficientNet(\.from_(pretrained|name))?$|^pretrainedmodels\.\w+$"
 )
 MODULE_BASE = re.compile(
-    r"^(torch\.nn\.(modules\.\w+\.)?[A-Z]\w*|torch\.jit\.ScriptModule|transformers\.\w*PreTrainedModel|torchvision\.models\.(\w+\.)*[A-Z]\w+|timm\.models\.(\w+\.)*[A-Z]\w+|pytorch_lightning\.\w+)$"
+    r"^(torch\.nn\.(modules\.\w+\.)?[A-Z]\w*|torch\.jit\.ScriptModule|transformers\.\w*PreTrainedModel"
+    r"|torchvision\.models\.(\w+\.)*[A-Z]\w+|timm\.models\.(\w+\.)*[A-Z]\w+|pytorch_lightning\.\w+)$"
 )
 DATASET_BASE = re.compile(r"^torch\.utils\.data\.(dataset\.)?(\w*Dataset)$|^torchvision\.datasets\.[A-Z]\w+$")
 ITERABLE_DATASET_BASE = re.compile(r"^torch\.utils\.data\.(dataset\.)?(IterableDataset|IterDataPipe|ChainDataset)$")
@@ -46,31 +56,76 @@ FUNCTION_BASE = re.compile(r"^torch\.autograd\.(function\.)?Function$")
 
 SCALER = re.compile(r"^torch\.(cuda\.)?amp\.(grad_scaler\.)?GradScaler$")
 AUTOCAST = re.compile(r"^torch\.((cuda\.|cpu\.)?amp\.)?(autocast_mode\.)?autocast$")
-WRITER = re.compile(r"^(torch\.utils\.tensorboard|tensorboardX|tensorboard_logger)(\.\w+)*\.(SummaryWriter|Logger|FileWriter)$|^wandb\.init$|^visdom\.Visdom$|^neptune\.init\w*$")
-WRITER_MODULE = re.compile(r"^(wandb|mlflow|tensorboard_logger|comet_ml|neptune|swanlab)\.(init|log|log_\w+|config\.update|watch|finish|save|configure|start_run|end_run|set_\w+|define_metric|log_value)$")
-PROGRESS = re.compile(r"^tqdm(\.\w+)*\.(tqdm|trange|tqdm_notebook)$|^tqdm\.tqdm$|^tqdm\.auto\.tqdm$|^tqdm\.(trange|tqdm_notebook)$|^progress\.bar\.\w*Bar$")
+WRITER = re.compile(
+    r"^(torch\.utils\.tensorboard|tensorboardX|tensorboard_logger)(\.\w+)*\.(SummaryWriter|Logger|FileWriter)$|^wandb\.init$"
+    r"|^visdom\.Visdom$|^neptune\.init\w*$"
+)
+WRITER_MODULE = re.compile(
+    r"^(wandb|mlflow|tensorboard_logger|comet_ml|neptune|swanlab)\.(init|log|log_\w+|config\.update|watch|finish|save|configure"
+    r"|start_run|end_run|set_\w+|define_metric|log_value)$"
+)
+PROGRESS = re.compile(
+    r"^tqdm(\.\w+)*\.(tqdm|trange|tqdm_notebook)$|^tqdm\.tqdm$|^tqdm\.auto\.tqdm$|^tqdm\.(trange|tqdm_notebook)$"
+    r"|^progress\.bar\.\w*Bar$"
+)
 PROGRESS_ITERABLE = re.compile(r"^tqdm(\.\w+)*\.(tqdm|tqdm_notebook)$")
 EMA = re.compile(r"^(torch\.optim\.swa_utils\.AveragedModel|timm\.utils\.ModelEma\w*|torch_ema\.\w+|ema_pytorch\.EMA)$")
-DDP = re.compile(r"^(torch\.nn\.parallel\.(distributed\.)?DistributedDataParallel(CPU)?|apex\.parallel\.DistributedDataParallel|torch\.distributed\.fsdp\.\w*FullyShardedDataParallel)$")
+DDP = re.compile(
+    r"^(torch\.nn\.parallel\.(distributed\.)?DistributedDataParallel(CPU)?|apex\.parallel\.DistributedDataParallel"
+    r"|torch\.distributed\.fsdp\.\w*FullyShardedDataParallel)$"
+)
 DATA_PARALLEL = re.compile(r"^torch\.nn\.(parallel\.(data_parallel\.)?)?(DataParallel|data_parallel)$")
 TAKES_RANK = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?init_process_group$|^torch\.utils\.data\.(distributed\.)?DistributedSampler$")
 SPAWN = re.compile(r"^torch\.multiprocessing\.(spawn\.)?spawn$")
-DISTRIBUTED = re.compile(r"^torch\.distributed\.(\w+\.)*\w+$|^torch\.multiprocessing\.(spawn|Process)$|^horovod\.\w+(\.\w+)*$|^deepspeed\.(initialize|init_distributed)$|^apex\.amp\.\w+$|^torch_xla\.")
-OTHER_FRAMEWORK = re.compile(r"^(pytorch_lightning|lightning|ignite|fastai|catalyst|keras|tensorflow|transformers\.Trainer|transformers\.Seq2SeqTrainer|composer|trl)\b")
+DISTRIBUTED = re.compile(
+    r"^torch\.distributed\.(\w+\.)*\w+$|^torch\.multiprocessing\.(spawn|Process)$|^horovod\.\w+(\.\w+)*$|^deepspeed\.(initialize"
+    r"|init_distributed)$|^apex\.amp\.\w+$|^torch_xla\."
+)
+OTHER_FRAMEWORK = re.compile(
+    r"^(pytorch_lightning|lightning|ignite|fastai|catalyst|keras|tensorflow|transformers\.Trainer|transformers\.Seq2SeqTrainer"
+    r"|composer|trl)\b"
+)
 
 # what calls do ------------------------------------------------------------------------------------------
 
-SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "requires_grad_", "share_memory", "apply", "type", "xpu", "npu", "mps"})
+SAME = frozenset(
+    {
+        "to",
+        "cuda",
+        "cpu",
+        "train",
+        "eval",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "requires_grad_",
+        "share_memory",
+        "apply",
+        "type",
+        "xpu",
+        "npu",
+        "mps",
+    }
+)
 MOVES = frozenset({"to", "cuda"})
-ALIVE = frozenset({"detach", "clone", "contiguous", "long", "int", "bool", "view", "reshape", "squeeze", "unsqueeze", "float", "to", "cuda", "cpu", "pin_memory"})
+ALIVE = frozenset(
+    {"detach", "clone", "contiguous", "long", "int", "bool", "view", "reshape", "squeeze", "unsqueeze", "float", "to", "cuda", "cpu", "pin_memory"}
+)
 LIBRARY = re.compile(r"^(torch|numpy|itertools|glob|os|random|math|csv|json|pandas|collections|re|pathlib|string|copy|pickle)\.")
-PARTS = frozenset(
-    "chunk split unbind tolist items values keys permute view reshape unsqueeze squeeze t transpose flatten cpu numpy splitlines readlines rsplit "
-    "iterrows itertuples rglob glob iterdir parameters named_parameters children modules named_modules state_dict range".split()
-)  # methods that give the parts of one thing, not batches
-TENSOR_FACTS = frozenset({"shape", "device", "dtype", "ndim", "grad", "grad_fn", "is_cuda", "requires_grad", "layout", "is_leaf", "itemsize", "nbytes"})
+PARTS = frozenset(  # methods that give the parts of one thing, not batches
+    {
+        "chunk", "split", "unbind", "tolist", "items", "values", "keys", "permute", "view", "reshape", "unsqueeze", "squeeze", "t", "transpose",
+        "flatten", "cpu", "numpy", "splitlines", "readlines", "rsplit", "iterrows", "itertuples", "rglob", "glob", "iterdir", "parameters",
+        "named_parameters", "children", "modules", "named_modules", "state_dict", "range",
+    }
+)  # fmt: skip
+TENSOR_FACTS = frozenset(
+    {"shape", "device", "dtype", "ndim", "grad", "grad_fn", "is_cuda", "requires_grad", "layout", "is_leaf", "itemsize", "nbytes"}
+)
 TRANSPARENT = re.compile(
-    r"^(torch\.compile|torch\.nn\.(parallel\.(\w+\.)?)?(DataParallel|DistributedDataParallel)|torch\.nn\.SyncBatchNorm\.convert_sync_batchnorm|torch\.jit\.script"
+    r"^(torch\.compile|torch\.nn\.(parallel\.(\w+\.)?)?(DataParallel|DistributedDataParallel)"
+    r"|torch\.nn\.SyncBatchNorm\.convert_sync_batchnorm|torch\.jit\.script"
     r"|torch\.nn\.utils\.(parametrizations\.)?(weight_norm|spectral_norm)|torch\.nn\.DataParallel|apex\.parallel\.\w+)$"
 )
 GIVES_BACK = re.compile(r"^apex\.amp\.initialize$")
@@ -86,10 +141,18 @@ SEED = {
     "torch.cuda.manual_seed_all": "cuda",
     "torch.cuda.random.manual_seed": "cuda",
 }
-RANDOM_FACTORY = re.compile(r"^torch\.(randn?|randint|randperm|normal|bernoulli|multinomial|rand_like|randn_like|randint_like|poisson|distributions\.\w+(\.\w+)*)$|^(numpy\.random|random)\.(?!seed|RandomState|default_rng|getstate|setstate|get_state|set_state|Random$)\w+$")
-CPU_RANDOM_SETUP = re.compile(r"^(numpy\.random|random)\.(permutation|shuffle|choice|sample|randint|rand|randn|normal|uniform|random|choices|randrange|random_sample|standard_normal)$")
+RANDOM_FACTORY = re.compile(
+    r"^torch\.(randn?|randint|randperm|normal|bernoulli|multinomial|rand_like|randn_like|randint_like|poisson"
+    r"|distributions\.\w+(\.\w+)*)$|^(numpy\.random|random)\.(?!seed|RandomState|default_rng|getstate|setstate|get_state|set_state"
+    r"|Random$)\w+$"
+)
+CPU_RANDOM_SETUP = re.compile(
+    r"^(numpy\.random|random)\.(permutation|shuffle|choice|sample|randint|rand|randn|normal|uniform|random|choices|randrange"
+    r"|random_sample|standard_normal)$"
+)
 TENSOR_FACTORY = re.compile(
-    r"^torch\.(zeros|ones|full|empty|rand|randn|randint|randperm|arange|linspace|eye|tensor|as_tensor|zeros_like|ones_like|full_like|rand_like|randn_like|randint_like|empty_like|normal|logspace|Generator|device)$"
+    r"^torch\.(zeros|ones|full|empty|rand|randn|randint|randperm|arange|linspace|eye|tensor|as_tensor|zeros_like|ones_like|full_like"
+    r"|rand_like|randn_like|randint_like|empty_like|normal|logspace|Generator|device)$"
 )
 CUDA_TENSOR_TYPE = re.compile(r"^torch\.cuda\.(Float|Double|Half|BFloat16|Byte|Char|Short|Int|Long|Bool)Tensor$")
 TENSOR_DTYPE = {
@@ -97,7 +160,8 @@ TENSOR_DTYPE = {
     "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool",
 }  # fmt: skip
 CUDA_QUERY = re.compile(
-    r"^torch\.(cuda|backends\.mps|accelerator|xpu|mps)\.(is_available|is_built|device_count|get_device_name|get_device_properties|get_device_capability|current_device|get_arch_list|is_bf16_supported)$"
+    r"^torch\.(cuda|backends\.mps|accelerator|xpu|mps)\.(is_available|is_built|device_count|get_device_name|get_device_properties"
+    r"|get_device_capability|current_device|get_arch_list|is_bf16_supported)$"
 )
 CURRENT_DEVICE = re.compile(r"^torch\.(accelerator\.current_accelerator|get_default_device)$")
 SET_DEVICE = re.compile(r"^torch\.(cuda|xpu|npu|accelerator)\.(set_device|set_device_index)$")
@@ -106,12 +170,34 @@ SET_DEFAULT = re.compile(r"^torch\.(set_default_device|set_default_tensor_type)$
 # side effects that one process must do -------------------------------------------------------------------
 
 WRITES = re.compile(
-    r"^(torchvision\.utils\.save_image|matplotlib\.pyplot\.(savefig|show|imsave)|numpy\.(save|savez|savez_compressed|savetxt)|imageio\.(imwrite|imsave|mimsave|mimwrite)|cv2\.imwrite"
-    r"|scipy\.misc\.imsave|scipy\.io\.savemat|shutil\.(copy|copy2|copyfile|move|rmtree|copytree)|os\.(mkdir|remove|unlink|rename|replace|rmdir|symlink)"
-    r"|pickle\.dump|json\.dump|yaml\.dump|yaml\.safe_dump|joblib\.dump|torch\.onnx\.export|torch\.jit\.save|safetensors\.torch\.save_file|subprocess\.(run|call|check_call|Popen)|os\.system)$"
+    r"^(torchvision\.utils\.save_image|matplotlib\.pyplot\.(savefig|show|imsave)|numpy\.(save|savez|savez_compressed|savetxt)"
+    r"|imageio\.(imwrite|imsave|mimsave|mimwrite)|cv2\.imwrite"
+    r"|scipy\.misc\.imsave|scipy\.io\.savemat|shutil\.(copy|copy2|copyfile|move|rmtree|copytree)|os\.(mkdir|remove|unlink|rename"
+    r"|replace|rmdir|symlink)"
+    r"|pickle\.dump|json\.dump|yaml\.dump|yaml\.safe_dump|joblib\.dump|torch\.onnx\.export|torch\.jit\.save"
+    r"|safetensors\.torch\.save_file|subprocess\.(run|call|check_call|Popen)|os\.system)$"
 )
-WRITE_METHODS = frozenset({"savefig", "to_csv", "to_json", "to_pickle", "write_text", "write_bytes", "mkdir", "save_pretrained", "push_to_hub", "unlink", "rename", "touch", "rmdir"})
-WRITER_METHODS = re.compile(r"^(add_\w+|log\w*|close|flush|write|watch|finish|update|define_metric|scalar_summary|image_summary|histo_summary|line|images?|plot\w*)$")
+WRITE_METHODS = frozenset(
+    {
+        "savefig",
+        "to_csv",
+        "to_json",
+        "to_pickle",
+        "write_text",
+        "write_bytes",
+        "mkdir",
+        "save_pretrained",
+        "push_to_hub",
+        "unlink",
+        "rename",
+        "touch",
+        "rmdir",
+    }
+)
+WRITER_METHODS = re.compile(
+    r"^(add_\w+|log\w*|close|flush|write|watch|finish|update|define_metric|scalar_summary|image_summary|histo_summary|line|images?"
+    r"|plot\w*)$"
+)
 DOWNLOADS = re.compile(r"^torchvision\.datasets\.[A-Z]\w+$")
 
 # nn.Module's own API: what a wrapped model answers as its inner one does ----------------------------------
@@ -119,13 +205,48 @@ DOWNLOADS = re.compile(r"^torchvision\.datasets\.[A-Z]\w+$")
 MODULE_API = frozenset(
     {
         "train", "eval", "parameters", "zero_grad", "to", "cuda", "cpu", "half", "float", "double", "bfloat16", "requires_grad_", "apply", "forward",
-        "training", "register_forward_hook", "register_full_backward_hook", "register_forward_pre_hook", "register_backward_hook", "buffers", "children",
-        "share_memory", "type", "__class__", "__call__", "modules",
+        "training", "register_forward_hook", "register_full_backward_hook", "register_forward_pre_hook", "register_backward_hook", "buffers",
+        "children", "share_memory", "type", "__class__", "__call__", "modules",
     }
 )  # fmt: skip
-MODULE_NAMED = frozenset({"state_dict", "load_state_dict", "named_parameters", "named_modules", "named_buffers", "named_children", "get_parameter", "get_submodule", "get_buffer"})
+MODULE_NAMED = frozenset(
+    {
+        "state_dict",
+        "load_state_dict",
+        "named_parameters",
+        "named_modules",
+        "named_buffers",
+        "named_children",
+        "get_parameter",
+        "get_submodule",
+        "get_buffer",
+    }
+)
 BATCH_NORM = re.compile(r"^torch\.nn\.(modules\.\w+\.)?(BatchNorm[123]d|SyncBatchNorm|LazyBatchNorm[123]d)$")
-RECURRENT = re.compile(r"^torch\.nn\.(modules\.\w+\.)?(RNN|LSTM|GRU|RNNBase|Transformer|TransformerEncoder|TransformerEncoderLayer|TransformerDecoder|TransformerDecoderLayer|MultiheadAttention)(Cell)?$")
+RECURRENT = re.compile(
+    r"^torch\.nn\.(modules\.\w+\.)?(RNN|LSTM|GRU|RNNBase|Transformer|TransformerEncoder|TransformerEncoderLayer|TransformerDecoder"
+    r"|TransformerDecoderLayer|MultiheadAttention)(Cell)?$"
+)
 CLOCK = re.compile(r"^(time\.(time|perf_counter|monotonic|process_time|clock)|datetime\.datetime\.(now|utcnow|today)|timeit\.default_timer)$")
-PURE = frozenset({"len", "int", "float", "bool", "str", "isinstance", "hasattr", "getattr", "min", "max", "abs", "round", "range", "os.path.exists", "os.path.join", "os.path.isfile", "os.path.isdir"})
+PURE = frozenset(
+    {
+        "len",
+        "int",
+        "float",
+        "bool",
+        "str",
+        "isinstance",
+        "hasattr",
+        "getattr",
+        "min",
+        "max",
+        "abs",
+        "round",
+        "range",
+        "os.path.exists",
+        "os.path.join",
+        "os.path.isfile",
+        "os.path.isdir",
+    }
+)
 EXIT = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})

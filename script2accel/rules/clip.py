@@ -24,7 +24,6 @@ EXTRA = Message(
     "`{argument}` of the gradient clip has no counterpart in Accelerate",
     "drop the argument, or clip without it, and convert again",
 )
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -40,3 +39,131 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         function = f"{decisions.accelerator(call)}.{'clip_grad_norm_' if norm else 'clip_grad_value_'}"
         edits = replace(facts.source, call.func, function)
         yield Change(CODE, NAME, "gradients are clipped after they are unscaled and reduced", call.lineno, edits, source="R14" if norm else "R15")
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(model.parameters(), max_norm=1.0)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_value_
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    clip_grad_value_(model.parameters(), 0.5)
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_value_
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    accelerator.clip_grad_value_(model.parameters(), 0.5)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+    optimizer.step()
+""",
+        "S2A213",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+        None,
+    ),
+]

@@ -26,7 +26,6 @@ APART = Message(
     "`{test}` differs between ranks and decides about {what}: the ranks would go different ways",
     "make the value equal first (`accelerator.gather(...)`, `accelerator.reduce(...)`, or a flag through `set_trigger`/`check_trigger`)",
 )
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -192,11 +191,9 @@ def _follows(facts: Facts, node: ast.expr, averaged: list[tuple[str, ast.stmt]])
     if not isinstance(node, ast.Name):
         return False
     scope = facts.function(node)
-    assigned = [
-        n.value
-        for n in ast.walk(scope)
-        if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)
-    ]
+    assigned = [n.value for n in ast.walk(scope) if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)]
+    if len(assigned) != sum(isinstance(n, ast.Name) and n.id == node.id and isinstance(n.ctx, ast.Store) for n in ast.walk(scope)):
+        return False  # summed up, or bound in another way
     return bool(assigned) and all(
         isinstance(v, (ast.Constant, ast.Name)) or (isinstance(v, ast.UnaryOp) and isinstance(v.operand, ast.Constant)) or not facts.machine.marks_of(v) or _picks(v, node.id) for v in assigned
     )
@@ -232,3 +229,224 @@ def _float(facts: Facts, obj: Obj, depth: int) -> bool:
         inner = [o for values in parts for value in values for o in value.objs if o is not obj]
         return bool(inner) and all(_float(facts, o, depth + 1) or o.kind == "attr" for o in inner)
     return False
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+best = 1e9
+for epoch in range(3):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    mean = total / len(loader)
+    if mean < best:
+        best = mean
+        torch.save(model.state_dict(), "best.pt")
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+best = 1e9
+for epoch in range(3):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        total += loss.item()
+    mean = total / len(loader)
+    mean = sum(gather_object([mean])) / accelerator.num_processes
+    if mean < best:
+        best = mean
+        accelerator.save(accelerator.get_state_dict(model), "best.pt")
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+for epoch in range(3):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    scheduler.step(total / len(loader))
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+for epoch in range(3):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        total += loss.item()
+    total = sum(gather_object([total])) / accelerator.num_processes
+    scheduler.step(total / len(loader))
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+for epoch in range(3):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    mean = total / len(loader)
+    scheduler.step(mean)
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+for epoch in range(3):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        total += loss.item()
+    mean = total / len(loader)
+    mean = sum(gather_object([mean])) / accelerator.num_processes
+    scheduler.step(mean)
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    if loss.item() > 100:
+        continue
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A215",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    for part in x.split(int(y.sum()) + 1):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(part), y[: len(part)])
+        loss.backward()
+        optimizer.step()
+""",
+        "S2A215",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+best = 1e9
+for epoch in range(3):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    print(total / len(loader))
+""",
+        None,
+    ),
+]

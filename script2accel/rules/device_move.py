@@ -28,7 +28,6 @@ NOWHERE = Message(
     "`{text}` is moved to a device in the constructor of an nn.Module, which has no accelerator",
     "register it as a buffer (`self.register_buffer`), which moves with the module, and convert again",
 )
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -175,3 +174,185 @@ def _only_reads(facts: Facts, test: ast.expr) -> bool:
     return all(CUDA_QUERY.match(facts.path(call)) or facts.path(call) == "len" for call in ast.walk(test) if isinstance(call, ast.Call)) and not any(
         isinstance(n, (ast.NamedExpr, ast.Await, ast.Yield)) for n in ast.walk(test)
     )
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    x, y = x.cuda(), y.cuda()
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    x, y = x.to("cuda", torch.float32, non_blocking=True), y.to("cuda", non_blocking=True)
+    noise = torch.ones(8).to("cuda")
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x + noise), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(non_blocking=True))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    x, y = x.to(torch.float32), y
+    noise = torch.ones(8).to(accelerator.device)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x + noise), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if torch.cuda.is_available():
+    model.cuda()
+teacher = nn.Linear(8, 2).cuda().eval()
+
+for x, y in loader:
+    with torch.no_grad():
+        target = teacher(x.cuda()).argmax(1)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), target)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+teacher = nn.Linear(8, 2).to(accelerator.device).eval()
+
+for x, y in loader:
+    with torch.no_grad():
+        target = teacher(x).argmax(1)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), target)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 2)
+        self.scale = torch.ones(8).cuda()
+
+    def forward(self, x):
+        return self.fc(x * self.scale)
+
+
+def main():
+    data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+    loader = DataLoader(data, batch_size=16)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+
+main()
+""",
+        "S2A112",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+weights = model.weight.detach().cpu()
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+]

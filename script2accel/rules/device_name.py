@@ -22,7 +22,6 @@ from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A101", "device-name"
 NO_EFFECT = Message("S2A111", Severity.NOTE, "`{flag}` no longer decides anything: the launcher gives each process its device", "drop the flag, or keep it for old command lines")
-EXAMPLES: list[tuple[str, str | None]] = []
 STRING_METHODS = frozenset({"startswith", "endswith", "lower", "upper", "split", "rsplit", "partition", "find", "index", "replace", "strip", "isdigit", "count", "encode"})
 
 
@@ -97,7 +96,7 @@ def _targets(definition: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 
 def _given(facts: Facts, decisions: Decisions) -> Iterator[Change]:
     """`Trainer(model, torch.device(args.device))`: a device that is chosen where it is handed on."""
-    chosen = {n for d in definitions_cached(facts) if d.value is not None for n in ast.walk(d.value)}
+    chosen = {n for d in own_definitions(facts) if d.value is not None for n in ast.walk(d.value)}
     for call in facts.calls:
         parent = facts.source.parents[call]
         taker = facts.source.parents[parent] if isinstance(parent, ast.keyword) else parent
@@ -118,7 +117,7 @@ def _compared(facts: Facts) -> Iterator[Change]:
         for name, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
             match other:
                 case ast.Call(args=[ast.Constant(value=str(text)) as kind], keywords=[]) if facts.path(other) == "torch.device" and ":" not in text:
-                    if any(_holds(facts, name, definition) for definition in definitions_cached(facts)):
+                    if any(_holds(facts, name, definition) for definition in own_definitions(facts)):
                         edits = merge([wrap_expression(facts.source, name, "", ".type"), replace(facts.source, other, facts.source.segment(kind))])
                         yield Change(CODE, NAME, "the accelerator's device has a number: the types are compared", node.lineno, edits, source="R02")
 
@@ -167,3 +166,214 @@ def _flags(facts: Facts) -> Iterator[Diagnostic]:
         uses = [n for n in read.get(dest, []) if not (isinstance(n, ast.Attribute) and n is call.func)]
         if uses and all(n in replaced for n in uses):
             yield NO_EFFECT.at(call.lineno, call.col_offset + 1, flag=options[-1])
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+weights = torch.ones(2).to(device)
+
+for x, y in loader:
+    x, y = x.to(device), y.to(device)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y, weights)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+device = accelerator.device
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+weights = torch.ones(2).to(device)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y, weights)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+if device == "cuda":
+    torch.backends.cudnn.benchmark = True
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.to(device)
+
+for x, y in loader:
+    x, y = x.to(device), y.to(device)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+device = accelerator.device.type
+if device == "cuda":
+    torch.backends.cudnn.benchmark = True
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import argparse
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--gpu", type=int, default=0)
+args = parser.parse_args()
+if torch.cuda.is_available():
+    device = torch.device(f"cuda:{args.gpu}")
+else:
+    device = torch.device("cpu")
+pinned = device != torch.device("cpu")
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, pin_memory=pinned)
+model = nn.Linear(8, 2).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import argparse
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--gpu", type=int, default=0)
+args = parser.parse_args()
+accelerator = Accelerator()
+device = accelerator.device
+pinned = device.type != "cpu"
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, pin_memory=pinned)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train(model, loader, optimizer, device):
+    weights = torch.ones(2).to(device)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device), weights)
+        loss.backward()
+        optimizer.step()
+
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train(model.cuda(), loader, optimizer, torch.device("cuda:0"))
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+
+def train(model, loader, optimizer, device):
+    weights = torch.ones(2).to(device)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y, weights)
+        accelerator.backward(loss)
+        optimizer.step()
+
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+train(model, loader, optimizer, accelerator.device)
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+device = "phone"
+print("a " + device)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+]

@@ -18,7 +18,6 @@ from script2accel.diagnostics import Diagnostic
 from script2accel.knowledge import torch as names
 
 CODE, NAME = "S2A104", "device-select"
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -35,3 +34,71 @@ def _chooses(facts: Facts, statement: ast.Expr | ast.Assign) -> bool:
         case ast.Assign(targets=[ast.Subscript(value=ast.Attribute(attr="environ"), slice=ast.Constant(value="CUDA_VISIBLE_DEVICES"))]):
             return True
     return False
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+torch.cuda.set_device(0)
+torch.backends.cudnn.benchmark = True
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+torch.backends.cudnn.benchmark = True
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+print(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.memory_allocated())
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+]

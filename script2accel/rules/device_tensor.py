@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import loads_state
-from script2accel.analysis.devices import fixed_device, names_device
+from script2accel.analysis.devices import fixed_device, from_prepared_loader, names_device
 from script2accel.analysis.facts import Facts
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import merge, replace, replace_range, wrap_expression
@@ -35,7 +35,6 @@ INSIDE = Message(
     "register the tensor as a buffer (`self.register_buffer`), which moves with the module",
 )
 REASON = "a tensor is made on a hard-coded device: the accelerator names it"
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -109,7 +108,163 @@ def _moved(facts: Facts, decisions: Decisions, call: ast.Call) -> tuple[Edit, ..
 
 def _typed(facts: Facts, decisions: Decisions, call: ast.Call, tensor: str) -> tuple[Edit, ...]:
     dtype = names.TENSOR_DTYPE[tensor.removesuffix("Tensor")]
-    start = facts.source.dot(call.func)  # type: ignore[arg-type]
+    assert isinstance(call.func, ast.Attribute)
+    placed = from_prepared_loader(facts, call.func.value)  # a batch is there already: only its type changes
+    where = "" if placed else f"{decisions.accelerator(call)}.device, "
+    return replace_range(facts.source.dot(call.func), facts.source.end(call), f".to({where}torch.{dtype})")
 
 
-    return replace_range(start, facts.source.end(call), f".to({decisions.accelerator(call)}.device, torch.{dtype})")
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x.cuda()), y.cuda(), torch.ones(2, device="cuda"))
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y, torch.ones(2, device=accelerator.device))
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.cuda()
+weights = Tensor([1.0, 2.0])
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x.cuda().type(Tensor)), y.cuda(), weights)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+Tensor = torch.FloatTensor
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+weights = Tensor([1.0, 2.0]).to(accelerator.device)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x.to(torch.float32)), y, weights)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_default_tensor_type("torch.cuda.FloatTensor")
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A113",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 2)
+        self.scale = torch.ones(8, device="cuda")
+
+    def forward(self, x):
+        return self.fc(x * self.scale)
+
+
+def main():
+    data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+    loader = DataLoader(data, batch_size=16)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+
+main()
+""",
+        "S2A114",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+mask = torch.ones(2, device="cpu")
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+]

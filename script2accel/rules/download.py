@@ -19,7 +19,6 @@ from script2accel.knowledge import torch as names
 
 CODE, NAME = "S2A604", "download"
 SHARED = Message("S2A615", Severity.WARNING, "every process downloads here at the same time", "download before training, or wrap it in `with accelerator.main_process_first():`")
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -40,10 +39,76 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
     for run in neighbours(facts.source, list(statements)):
         header = f"with {decisions.accelerator(run[0])}.main_process_first():"
         try:
-            yield Change(CODE, NAME, "one process downloads, the others wait and read", run[0].lineno, wrap_statements(facts.source, run, header), source="R29")
+            yield Change(CODE, NAME, "one process downloads, the others wait and read", run[0].lineno, wrap_statements(facts.source, run, header), essential=False, source="R29")
         except CannotEditError:
             yield SHARED.at(run[0].lineno)
 
 
 def _waits(facts: Facts, call: ast.Call) -> bool:
     return any(isinstance(p, ast.With) and any("main_process_first" in ast.unparse(i.context_expr) for i in p.items) for p in facts.source.ancestors(call))
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+from torchvision import datasets, transforms
+
+train = datasets.MNIST("data", train=True, download=True, transform=transforms.ToTensor())
+test = datasets.MNIST("data", train=False, download=True, transform=transforms.ToTensor())
+loader = DataLoader(Subset(train, range(640)), batch_size=16, shuffle=True)
+model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+from accelerate import Accelerator
+from torchvision import datasets, transforms
+
+accelerator = Accelerator()
+with accelerator.main_process_first():
+    train = datasets.MNIST("data", train=True, download=True, transform=transforms.ToTensor())
+    test = datasets.MNIST("data", train=False, download=True, transform=transforms.ToTensor())
+loader = DataLoader(Subset(train, range(640)), batch_size=16, shuffle=True)
+model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+from torchvision import datasets, transforms
+
+train = datasets.MNIST("data", train=True, download=False, transform=transforms.ToTensor())
+loader = DataLoader(Subset(train, range(640)), batch_size=16, shuffle=True)
+model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+]

@@ -34,7 +34,6 @@ COLLECTIVE = Message(
     "compute first, in a statement of its own, then write",
 )
 REASON = "every process would write it: only the main one does"
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -48,7 +47,10 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
             yield _devnull(facts, decisions, call)
         elif _writes(facts, call):
             statement = facts.source.statement(call)
-            if not isinstance(statement, ast.Expr):
+            if isinstance(statement, ast.Return) and statement.value is call and _ignored(facts, call):
+                edits = wrap_expression(facts.source, call, "", f" if {decisions.accelerator(call)}.is_main_process else None")
+                yield Change(CODE, NAME, REASON, call.lineno, edits, source="R30")
+            elif not isinstance(statement, ast.Expr):
                 yield TANGLED.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
             elif any(facts.inside(statement, f.call) and _in(statement, f.call) for f in facts.forwards):
                 yield COLLECTIVE.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
@@ -65,6 +67,16 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
                 yield Change(CODE, NAME, REASON, run[0].lineno, edits, source="R30")
             else:
                 yield TANGLED.at(run[0].lineno, text=facts.source.segment(run[0])[:60])
+
+
+def _ignored(facts: Facts, call: ast.Call) -> bool:
+    """Whether no caller of the function uses what it returns (a caller that passes it on is asked in turn)."""
+    function = facts.function(call)
+    sites = facts.callers(function)
+    return bool(sites) and all(
+        isinstance(facts.source.parents[site], ast.Expr) or (isinstance(facts.source.parents[site], ast.Return) and facts.function(site) is not function and _ignored(facts, site))
+        for site in sites
+    )
 
 
 def _in(statement: ast.AST, node: ast.AST) -> bool:
@@ -124,3 +136,177 @@ def _devnull(facts: Facts, decisions: Decisions, call: ast.Call) -> Change:
     before, after = ("", "") if simple else ("(", ")")
     edits = wrap_expression(facts.source, target, before, f"{after} if {accelerator}.is_main_process else os.devnull")
     return Change(CODE, NAME, "the other ranks write to nowhere: one file has one writer", call.lineno, merge([edits, ensure_import(facts.source, "", "os")]), source="R30")
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import json
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+os.mkdir("out")
+with open("out/result.json", "w") as file:
+    json.dump({"loss": 0}, file)
+""",
+        """\
+import json
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+
+if accelerator.is_main_process:
+    os.mkdir("out")
+with open("out/result.json" if accelerator.is_main_process else os.devnull, "w") as file:
+    json.dump({"loss": 0}, file)
+""",
+    ),
+    (
+        """\
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+writer = SummaryWriter()
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    writer.add_scalar("loss", loss.item())
+writer.close()
+np.save("weight.npy", model.weight.detach().numpy())
+""",
+        """\
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+writer = SummaryWriter() if accelerator.is_main_process else None
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+    if accelerator.is_main_process:
+        writer.add_scalar("loss", loss.item())
+if accelerator.is_main_process:
+    writer.close()
+    np.save("weight.npy", accelerator.unwrap_model(model).weight.detach().numpy())
+""",
+    ),
+    (
+        """\
+import subprocess
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+code = subprocess.run(["nvidia-smi"])
+print(code)
+""",
+        "S2A613",
+    ),
+    (
+        """\
+from torchvision.utils import save_image
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+save_image(model(torch.ones(1, 8)), "out.png")
+""",
+        "S2A614",
+    ),
+    (
+        """\
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+os.makedirs("out", exist_ok=True)
+with open("notes.txt") as file:
+    print(file.read())
+""",
+        None,
+    ),
+]

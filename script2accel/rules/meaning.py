@@ -33,7 +33,6 @@ WHOLE = Message(
     "this divides a rank's own sum by the size of the whole dataset: with N processes it shows 1/N",
     "divide by the number of samples that this rank has seen",
 )
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -87,3 +86,106 @@ def _whole_dataset(facts: Facts, node: ast.expr) -> bool:
             if isinstance(arg, ast.Attribute) and arg.attr == "dataset" or facts.roles.of_node(arg) == "dataset":
                 return True
     return False
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A251",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A252",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+""",
+        "S2A253",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+total = 0.0
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    total += loss.item() * len(x)
+print(total / len(loader.dataset))
+""",
+        "S2A254",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+]

@@ -19,7 +19,6 @@ from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A703", "print"
 EVERY_RANK = Message("S2A713", Severity.NOTE, "this prints on every rank: its class has no accelerator", "")
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -52,7 +51,121 @@ def _around_training(facts: Facts, decisions: Decisions, call: ast.Call) -> bool
         return True
     if any(loop in facts.training_loops for loop in facts.all_loops(call)) or any(loop.loop in facts.all_loops(call) for loop in facts.eval_loops):
         return True
-    if any(facts.function(loop) is function for loop in facts.training_loops) and not any(p.scope is function for p in decisions.plan.prepares):
-        return True
     order = facts.machine.order
     return any(p.scope is function and order.get(facts.source.statement(call), 0) >= order.get(p.anchor, 0) for p in decisions.plan.prepares)
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+print("done")
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+accelerator.print("done")
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    if x.ndim != 2:
+        print("rows expected")
+        raise SystemExit(1)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Clock:
+    def tell(self):
+        print("tick")
+
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    Clock().tell()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+
+class Clock:
+    def tell(self):
+        accelerator.print("tick")
+
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+    Clock().tell()
+""",
+    ),
+]

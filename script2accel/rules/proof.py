@@ -24,7 +24,6 @@ MODEL = Message("S2A222", Severity.ERROR, "`{text}` trains a model that isn't pr
 OPTIMIZER = Message("S2A223", Severity.ERROR, "`{text}` steps an optimizer that isn't prepared", "prepare the optimizer together with its model")
 ONE_RANK = Message("S2A225", Severity.ERROR, "this evaluation reads a prepared loader and gathers nothing: its numbers would be one rank's ({why})", "gather predictions and targets with `accelerator.gather_for_metrics`, or evaluate over a loader that isn't prepared")
 SCHEDULER = Message("S2A226", Severity.ERROR, "this scheduler is prepared: it would step once per process at each call (measured)", "leave the scheduler out of prepare")
-EXAMPLES: list[tuple[str, str | None]] = []
 AGREEING = frozenset({"gather", "gather_for_metrics", "reduce", "gather_object"})
 
 
@@ -68,3 +67,156 @@ def _agrees(facts: Facts, evaluation: EvalLoop) -> bool:
         isinstance(call.func, ast.Attribute) and call.func.attr in AGREEING and facts.inside(evaluation.loop, call) or facts.path(call) == "accelerate.utils.gather_object"
         for call in facts.calls
     )
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = accelerator.prepare(model, optimizer)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+        "S2A221",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer, loader = accelerator.prepare(optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+        "S2A222",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, loader = accelerator.prepare(model, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+        "S2A223",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+test_loader = DataLoader(TensorDataset(torch.ones(17, 8), torch.zeros(17).long()), batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader, test_loader = accelerator.prepare(model, optimizer, loader, test_loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+
+model.eval()
+right = 0
+with torch.no_grad():
+    for x, y in test_loader:
+        output = model(x)
+        right += (output.argmax(1) == y).sum().item()
+print(right / len(test_loader.dataset))
+""",
+        "S2A225",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+scheduler.step()
+""",
+        "S2A226",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+        None,
+    ),
+]

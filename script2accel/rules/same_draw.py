@@ -29,16 +29,15 @@ STATES = {
     "numpy": ("{module}.random.set_state(broadcast_object_list([{module}.random.get_state()])[0])", "broadcast_object_list"),
     "random": ("{module}.setstate(broadcast_object_list([{module}.getstate()])[0])", "broadcast_object_list"),
 }
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    for what, call in setup_draws(facts).items():
+    for draw in setup_draws(facts):
+        what, call, statement = draw.what, draw.call, draw.statement
         if seeded(facts.program, what) or not _matters(facts, decisions):
             continue
-        statement = facts.source.statement(call)
         module = _module_name(facts, what)
-        if module is None or facts.in_module(call) or facts.loops(call):
+        if module is None or facts.loops(statement) or facts.source.root(statement) is not facts.source.tree:
             yield UNSEEDED.at(call.lineno, call.col_offset + 1, what=f"`{facts.source.segment(call.func)}`")
             continue
         code, name = STATES[what]
@@ -64,3 +63,167 @@ def _module_name(facts: Facts, what: str) -> str | None:
         if owner is facts.source.tree and any(o.kind == "external" and o.name == wanted for o in value.objs):
             return str(name)
     return None
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
+loader = DataLoader(data, batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from accelerate.utils import synchronize_rng_states
+
+accelerator = Accelerator()
+synchronize_rng_states(["torch"])
+data = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
+loader = DataLoader(data, batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, random_split
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+train, _ = random_split(data, [48, 16])
+loader = DataLoader(train, batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, random_split
+from accelerate import Accelerator
+from accelerate.utils import synchronize_rng_states
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+accelerator = Accelerator()
+synchronize_rng_states(["torch"])
+train, _ = random_split(data, [48, 16])
+loader = DataLoader(train, batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+rows = torch.from_numpy(np.random.rand(64, 8)).float()
+loader = DataLoader(TensorDataset(rows, torch.zeros(64).long()), batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+accelerator = Accelerator()
+np.random.set_state(broadcast_object_list([np.random.get_state()])[0])
+rows = torch.from_numpy(np.random.rand(64, 8)).float()
+loader = DataLoader(TensorDataset(rows, torch.zeros(64).long()), batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
+loader = DataLoader(data, batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), torch.randint(0, 2, (64,), generator=torch.Generator().manual_seed(1)))
+loader = DataLoader(data, batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+]

@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import guarded, loads_state
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import add_argument, add_before, merge, replace, wrap_expression
 from script2accel.change.plan import Change, Edit
@@ -33,7 +33,6 @@ ARGUMENTS = Message(
     "`torch.save` with `{argument}`, which `accelerator.save` doesn't take",
     "drop the argument, or write `if accelerator.is_main_process:` around it by hand",
 )
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -77,10 +76,180 @@ def _behind_save(facts: Facts, decisions: Decisions, call: ast.Call) -> tuple[Ed
     saves = [c for c in facts.program.calls if facts.program.path(c) == "torch.save"]
     if not any(order.get(facts.program.source.statement(c), 0) < order.get(statement, 0) for c in saves) or guarded(facts, call):
         return ()
+    for parent in facts.source.ancestors(statement):
+        if isinstance(parent, (*FUNCTIONS, ast.Module)):
+            break
+        if isinstance(parent, ast.If) and _asks_for_file(facts, parent.test):
+            statement = parent  # wait before the question, or a rank that asks too early never comes to the waiting
     return add_before(facts.source, statement, f"{decisions.accelerator(call)}.wait_for_everyone()")
+
+
+def _asks_for_file(facts: Facts, test: ast.expr) -> bool:
+    """Whether a condition looks whether a file is there."""
+    return any(isinstance(n, ast.Attribute) and n.attr in ("exists", "isfile", "is_file", "isdir", "is_dir", "listdir", "glob") for n in ast.walk(test))
 
 
 def _into_buffer(facts: Facts, call: ast.Call) -> bool:
     target = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "f"), None)
     objs = facts.machine.at.get(target, NOTHING).objs if target is not None else frozenset()
     return any(o.path in ("open", "io.BytesIO", "io.open") for o in objs)
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+torch.save(model.state_dict(), "model.pt")
+torch.save(model, "pickled.pt")
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+
+accelerator.save(accelerator.get_state_dict(model), "model.pt")
+accelerator.save(accelerator.unwrap_model(model), "pickled.pt")
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")
+model.load_state_dict(torch.load("last.pt")["model"])
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+accelerator.save({"model": accelerator.get_state_dict(model), "optimizer": optimizer.state_dict()}, "last.pt")
+accelerator.wait_for_everyone()
+accelerator.unwrap_model(model).load_state_dict(torch.load("last.pt", map_location="cpu")["model"])
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+torch.save(model.state_dict(), "model.pt", pickle_protocol=4)
+""",
+        "S2A612",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(nn.Linear):
+    def keep(self):
+        torch.save(self.state_dict(), "model.pt")
+
+
+def main():
+    data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+    loader = DataLoader(data, batch_size=16)
+    model = Net(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    model.keep()
+
+
+main()
+""",
+        "S2A611",
+    ),
+    (
+        """\
+import io
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+buffer = io.BytesIO()
+torch.save(model.state_dict(), buffer)
+""",
+        None,
+    ),
+]

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import Backward, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -23,8 +23,8 @@ CODE, NAME = "S2A230", "training-shape"
 SEVERAL = Message(
     "S2A231",
     Severity.ERROR,
-    "a second backward pass in the same step (the first: line {first}): whether they share a graph or a model can't be shown",
-    "sum the losses into one backward pass where the training allows it, and convert again",
+    "this backward pass and that of line {first} go through one forward pass of a model ({why}): replicas would get different gradients (measured)",
+    "sum the two losses into one backward pass, or detach what the second doesn't train, and convert again",
 )
 NO_LOADER = Message(
     "S2A232",
@@ -108,18 +108,31 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
 
 def _backwards(facts: Facts) -> Iterator[Diagnostic]:
     for loop in facts.train_loops:
-        seen: list[ast.Call] = []
+        seen: list[Backward] = []
         for backward in sorted(loop.backwards, key=lambda b: b.call.lineno):
-            rival = next((other for other in seen if not _exclusive(facts, other, backward.call)), None)
-            if rival is not None:
-                yield SEVERAL.at(backward.call.lineno, backward.call.col_offset + 1, first=rival.lineno)
-            seen.append(backward.call)
-        for call in seen:
-            if any(k.arg == "retain_graph" and not (isinstance(k.value, ast.Constant) and not k.value.value) for k in call.keywords):
-                yield SEVERAL.at(call.lineno, call.col_offset + 1, first=call.lineno)
+            for other in seen:
+                why = "" if _exclusive(facts, other.call, backward.call) else _shared(facts, other, backward)
+                if why:
+                    yield SEVERAL.at(backward.call.lineno, backward.call.col_offset + 1, first=other.call.lineno, why=why)
+                    break
+            seen.append(backward)
     loose = [b for b in facts.backwards if not facts.all_loops(b.call) and not facts.in_module(b.call)]
     for backward in loose:
         yield NO_LOADER.at(backward.call.lineno, backward.call.col_offset + 1)
+
+
+def _shared(facts: Facts, one: Backward, other: Backward) -> str:
+    """What two backward passes have in common: a forward pass, or something that can't be seen."""
+    mine, theirs = (_forwards(facts, b) for b in (one, other))
+    if not mine or not theirs:
+        blind = one if not mine else other
+        return f"which model the loss of line {blind.call.lineno} comes from can't be seen"
+    both = sorted(getattr(call, "lineno", 0) for call in mine & theirs)
+    return f"line {both[0]}" if both else ""
+
+
+def _forwards(facts: Facts, backward: Backward) -> set[ast.AST]:
+    return {call for call in facts.machine.forwards_into(backward.loss) if not quiet(facts, call)}
 
 
 def _exclusive(facts: Facts, one: ast.AST, other: ast.AST) -> bool:
