@@ -300,6 +300,8 @@ class Calls(Expressions):
         if path == "getattr" and len(args) >= 2 and all(o.kind == "const" for o in args[1].objs) and len(args[1].objs) == 1:
             name = next(iter(args[1].objs)).name
             return join_all([self.member(o, str(name), node) for o in first.objs]).join(args[2] if len(args) > 2 else NOTHING)
+        if path == "getattr" and len(args) >= 2 and any(o.kind == "module" for o in first.objs):
+            return join_all([self.any_of_module(o) for o in first.objs if o.kind == "module"])
         if path == "getattr" and first.objs and all(o.kind == "external" for o in first.objs):  # models' names are often chosen at run time
             self._given(node, args, keywords, obj)
             return join_all([self.world.value("external", f"{o.name}.__dict__[]") for o in first.objs])
@@ -337,6 +339,10 @@ class Calls(Expressions):
             return first
         if names.CLOCK.match(path) or (names.RANDOM_FACTORY.match(path) and "generator" not in keywords):
             marks = marks | {node}
+        if names.CPU_TENSOR.match(path) and "device" not in keywords:
+            twin = self.making(node)
+            self.makings.add(twin)
+            marks = marks | {twin}
         return self._made(obj, node, args, keywords, marks)
 
     def _method(self, obj: Obj, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
@@ -353,12 +359,20 @@ class Calls(Expressions):
             return self._container(base, name, node, args, keywords, marks)
         if name in DETACHING:
             marks -= self.flows
+        if name in names.MOVES or name in ("type_as", "item", "tolist", "numpy", "to_device"):
+            marks -= self.makings
         if name in names.SAME:
             self._given(node, args, keywords, obj)
             return Value(frozenset((base,)), marks)
         if name in ("append", "extend", "add", "insert") and args:
             self.add((base, "*"), args[-1].marked(self.guard))
         return self._made(obj, node, args, keywords, marks)
+
+    def any_of_module(self, module: Obj) -> Value:
+        """Whatever a module defines, where its name is only known at run time (nothing when that is too much to follow)."""
+        held = [value for (owner, _), value in self.store.items() if owner is module.site]
+        own = [o for value in held for o in value.objs if o.kind in ("class", "function") and self.source.root(o.site) is module.site]  # type: ignore[arg-type]
+        return Value(frozenset(own), frozenset()) if len(own) <= 6 else NOTHING
 
     def is_accelerator(self, obj: Obj) -> bool:
         """Whether an unknown parameter or attribute is used as an accelerator is."""
@@ -401,6 +415,10 @@ class Calls(Expressions):
             for o in first.objs:
                 self.use(o, "backward", node)
         return None
+
+    def making(self, node: ast.AST) -> ast.AST:
+        """A mark of its own for a call that makes a tensor (a draw's own node says something else)."""
+        return self._making.setdefault(node, ast.Pass(lineno=getattr(node, "lineno", 0)))
 
     def agreed(self, value: Value) -> Value:
         """The value when all ranks hold the same: no marks, in its containers neither."""

@@ -55,6 +55,8 @@ class Expressions:
         self.trained: dict[ast.AST, set[Obj]] = {}
         self.unmarked: set[ast.AST] = set()
         self.detours: set[ast.AST] = set()
+        self._making: dict[ast.AST, ast.AST] = {}
+        self.makings: set[ast.AST] = set()  # calls that make a tensor on the CPU: they mark it until it is moved
         self.flows: set[ast.AST] = set()  # calls of prepared models: they mark what they give, until it is detached
         self.definitions = [node for entry in source.entries for node in entry.nodes if isinstance(node, FUNCTIONS)]
         self.locals: list[dict[str, Value]] = []
@@ -522,7 +524,8 @@ class Expressions:
     def element(self, value: Value, node: ast.AST) -> Value:
         """What iterating over a value gives."""
         bars = {obj for obj in value.objs if obj.kind == "made" and PROGRESS_ITERABLE.match(obj.path)}
-        return join_all([self._element(obj, node) for obj in (value.objs - bars or bars)]).marked(value.marks)
+        marks = value.marks - self.makings if any(obj.kind == "prepared" for obj in self.through(value)) else value.marks  # a prepared loader places
+        return join_all([self._element(obj, node) for obj in (value.objs - bars or bars)]).marked(marks)
 
     def _element(self, obj: Obj, node: ast.AST) -> Value:
         if obj.kind == "iter":
@@ -647,7 +650,11 @@ class Expressions:
 
     def marks_of(self, node: ast.AST) -> frozenset[ast.AST]:
         """What makes an expression differ between ranks."""
-        return self.at[node].marks - self.detours - self.flows if node in self.at else frozenset()
+        return self.at[node].marks - self.detours - self.flows - self.makings if node in self.at else frozenset()
+
+    def made_into(self, node: ast.AST) -> frozenset[ast.AST]:
+        """The calls that made, on the CPU, what an expression is computed from."""
+        return self.at[node].marks & self.makings if node in self.at else frozenset()
 
     def forwards_into(self, node: ast.AST) -> frozenset[ast.AST]:
         """The calls of prepared models whose gradients an expression carries."""

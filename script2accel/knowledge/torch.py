@@ -154,6 +154,9 @@ TENSOR_FACTORY = re.compile(
     r"^torch\.(zeros|ones|full|empty|rand|randn|randint|randperm|arange|linspace|eye|tensor|as_tensor|zeros_like|ones_like|full_like"
     r"|rand_like|randn_like|randint_like|empty_like|normal|logspace|Generator|device)$"
 )
+CPU_TENSOR = re.compile(
+    r"^torch\.(zeros|ones|full|empty|rand|randn|randint|arange|linspace|eye|tensor|as_tensor|from_numpy|FloatTensor|LongTensor|Tensor|DoubleTensor|IntTensor|BoolTensor)$"
+)
 CUDA_TENSOR_TYPE = re.compile(r"^torch\.cuda\.(Float|Double|Half|BFloat16|Byte|Char|Short|Int|Long|Bool)Tensor$")
 TENSOR_DTYPE = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",

@@ -18,6 +18,7 @@ from script2accel.change.edits import CannotEditError, add_before, ensure_import
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Evidence, Message, Severity
+from script2accel.knowledge import torch as names_
 
 CODE, NAME = "S2A702", "decision"
 APART = Message(
@@ -112,14 +113,14 @@ def _at_stake(facts: Facts, node: ast.If | ast.While | ast.For) -> str:
     for step in facts.optimizer_steps:
         if any(facts.inside(s, step.call) for s in blocks):
             return "an optimizer step"
-    for forward in facts.forwards:
+    for forward in facts.forwards if _synchronises(facts) else ():
         if any(o.kind == "prepared" for o in facts.machine.at[forward.call.func].objs) and any(facts.inside(s, forward.call) for s in blocks):
             return "a forward pass of the wrapped model"
     if any(loop in facts.training_loops for loop in facts.all_loops(node)) or facts.function(node) in {facts.function(loop) for loop in facts.training_loops}:
         for inner in _own(blocks):
             if isinstance(inner, ast.Return) and _trains(facts, node):
                 return "the end of a loop"
-            if isinstance(inner, (ast.Break, ast.Continue)) and any(loop in facts.training_loops for loop in facts.all_loops(node)):
+            if isinstance(inner, (ast.Break, ast.Continue)) and _leaves_training(facts, inner):
                 return "the end of a loop"
     for call in facts.calls:
         if (facts.path(call) == "torch.save" or (isinstance(call.func, ast.Attribute) and call.func.attr in ("save", "save_state", "get_state_dict", "save_pretrained"))) and any(
@@ -130,6 +131,22 @@ def _at_stake(facts: Facts, node: ast.If | ast.While | ast.For) -> str:
         if any(facts.inside(s, step.call) for s in blocks):
             return "the learning rate"
     return ""
+
+
+def _synchronises(facts: Facts) -> bool:
+    """Whether a forward pass of a wrapped model talks to the other ranks: where it has buffers to share."""
+    return any(names_.BATCH_NORM.match(facts.path(call)) for call in facts.program.calls)
+
+
+def _leaves_training(facts: Facts, jump: ast.AST) -> bool:
+    """Whether a jump leaves, or skips a turn of, a loop that holds a backward pass, a step, or a forward that synchronises."""
+    loops = facts.loops(jump)
+    if not loops:
+        return False
+    if loops[0] in facts.training_loops:
+        return True
+    places = [*(s.call for s in facts.optimizer_steps), *((f.call for f in facts.forwards) if _synchronises(facts) else ())]
+    return any(facts.inside(loops[0], place) for place in places)
 
 
 def _trains(facts: Facts, node: ast.AST) -> bool:
@@ -215,6 +232,17 @@ def _number(facts: Facts, node: ast.expr) -> bool:
     return bool(objs) and all(_float(facts, o, 0) for o in objs) and any(o.kind != "const" for o in objs)
 
 
+def _foreign(obj: Obj) -> bool:
+    """Whether a value comes out of a call of a library that isn't torch: an environment's reward."""
+    probe: Obj = obj
+    while probe.kind in ("item", "attr") and probe.base is not None:
+        probe = probe.base
+    callee = probe.base
+    while callee is not None and callee.kind in ("attr", "made") and callee.base is not None:
+        callee = callee.base
+    return callee is not None and callee.kind == "external" and str(callee.name).split(".")[0] not in ("torch", "torchvision")
+
+
 def _float(facts: Facts, obj: Obj, depth: int) -> bool:
     if depth > 6:
         return False
@@ -224,6 +252,8 @@ def _float(facts: Facts, obj: Obj, depth: int) -> bool:
         if obj.base is not None and obj.base.kind == "attr":
             return obj.base.name == "item"
         return obj.path in ("float", "sum", "len", "numpy.mean", "statistics.mean", "numpy.average", "round")
+    if obj.kind == "item":
+        return _foreign(obj)
     if obj.kind == "expr" and isinstance(obj.site, (ast.BinOp, ast.AugAssign)):
         parts = facts.machine.operands.get(obj.site, [])
         inner = [o for values in parts for value in values for o in value.objs if o is not obj]

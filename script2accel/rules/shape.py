@@ -12,7 +12,8 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
-from script2accel.analysis.facts import Backward, Facts
+from script2accel.analysis.facts import Backward, Facts, TrainLoop
+from script2accel.analysis.randomness import loop_draws
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -98,7 +99,7 @@ LIBRARIES = frozenset(
 def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     yield from _backwards(facts)
     for loop in facts.train_loops:
-        if not loop.loaders:
+        if not loop.loaders and not _draws_its_data(facts, loop):
             yield NO_LOADER.at(loop.loop.lineno, loop.loop.col_offset + 1)
     yield from _steps(facts)
     yield from _calls(facts, decisions)
@@ -133,6 +134,13 @@ def _shared(facts: Facts, one: Backward, other: Backward) -> str:
 
 def _forwards(facts: Facts, backward: Backward) -> set[ast.AST]:
     return {call for call in facts.machine.forwards_into(backward.loss) if not quiet(facts, call)}
+
+
+def _draws_its_data(facts: Facts, loop: TrainLoop) -> bool:
+    """Whether every batch of a loop without a loader is drawn at random in it, by generators that ranks can be seeded apart in."""
+    draws = set(loop_draws(facts.program))
+    forwards = [f for f in facts.program.forwards if facts.inside(loop.loop, f.call) and not quiet(facts, f.call)]
+    return bool(forwards) and all(any(facts.machine.at[a].marks & draws for a in (*f.call.args, *(k.value for k in f.call.keywords)) if a in facts.machine.at) for f in forwards)
 
 
 def _exclusive(facts: Facts, one: ast.AST, other: ast.AST) -> bool:
