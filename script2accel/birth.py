@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.analysis.origins import NotKnownError, Origins, plain
 from script2accel.analysis.randomness import seedings
-from script2accel.change.edits import CannotEditError, add_argument, add_before, add_parameter, ensure_import, merge
-from script2accel.change.plan import Change, Edit, Lines
+from script2accel.change.edits import CannotEditError, add_argument, add_before, add_parameter, ensure_import, merge, remove_statement
+from script2accel.change.plan import Change, Edit, Lines, Remove
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.source import Source
@@ -29,6 +30,12 @@ UNREACHED = Message(
 )
 DEAD = Message(
     "S2A228", Severity.WARNING, "`{name}` is called nowhere in this file; it now takes `{accelerator}` as its first argument", "whoever calls it must pass the accelerator"
+)
+LATE = Message(
+    "S2A229",
+    Severity.ERROR,
+    "the accelerator is born in line {born} and must know `{text}`: {why}",
+    "set it before the device, the model and the optimizer, in the function that makes them, and convert again",
 )
 BIRTH = -10  # in front of whatever else is put before the same statement
 Unit = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -163,7 +170,11 @@ def _birth(facts: Facts, decisions: Decisions, home: Unit) -> Said:
         else:
             anchor = _earliest(facts, decisions, home.body)
             code, imports = _birth_lines(facts, decisions, source, decisions.name)
-        edits = merge([add_before(source, anchor, code, rank=BIRTH), *imports])
+        code, hoisted = _known(facts, decisions, source, home, anchor, code)
+        edits = merge([*hoisted, add_before(source, anchor, code, rank=BIRTH), *imports])
+    except NotKnownError as error:
+        where = facts.source.of(error.node)
+        return where, LATE.at(getattr(error.node, "lineno", 1), born=anchor.lineno, text=where.segment(error.node), why=error.why)
     except CannotEditError as error:
         return source, UNREACHED.at(getattr(error.node, "lineno", 1), name=getattr(home, "name", "the module"), why=error.why)
     return source, Change(CODE, NAME, "one accelerator, born before what it prepares", anchor.lineno, edits, gives=frozenset({"accelerator"}), source="R01")
@@ -188,6 +199,43 @@ def _birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str
         lines.append(f"set_seed({options.seed})")
         imports.append(ensure_import(source, "accelerate.utils", "set_seed"))
     return "\n".join(lines), imports
+
+
+def _known(facts: Facts, decisions: Decisions, source: Source, home: Unit, anchor: ast.stmt, code: str) -> tuple[str, list[tuple[Edit, ...]]]:
+    """The script's own expressions written into the construction, and edits that bring what they read in front of it. Raises NotKnownError."""
+    scope = constructor(home) if isinstance(home, ast.ClassDef) else home
+    assert scope is not None
+    origins, hoisted = Origins(facts, scope), []
+    moved: dict[ast.stmt, None] = {}
+    for index, node in enumerate(decisions.read):
+        if f"\0{index}\0" not in code:
+            continue
+        origin = origins.write(node)
+        code = code.replace(f"\0{index}\0", origin.text)
+        for statement in origin.behind:
+            if statement.lineno >= anchor.lineno and statement not in moved:
+                _may_move(facts, origins, statement, anchor, node)
+                moved[statement] = None
+    for statement in moved:
+        removal = remove_statement(source, statement)[0]
+        first, last = (removal.first, removal.last) if isinstance(removal, Remove) else (statement.lineno, statement.lineno)
+        text = "\n".join(source.line_text(number).strip() for number in range(first, last + 1))
+        hoisted.append((removal, *add_before(source, anchor, text, rank=BIRTH)))
+    return code, hoisted
+
+
+def _may_move(facts: Facts, origins: Origins, statement: ast.stmt, anchor: ast.stmt, node: ast.expr) -> None:
+    """Whether a statement behind the anchor can stand in front of it: a plain value of things that are known there, set once. Raises NotKnownError."""
+    source = facts.source.of(statement)
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or not isinstance(statement.targets[0], ast.Name) or not plain(statement.value):
+        raise NotKnownError(node, f"it is computed in line {statement.lineno}")
+    one_line = source.line_of(source.start(statement)) == source.line_of(source.end(statement) - 1)
+    same = facts.source.block(statement) is facts.source.block(anchor) and one_line and source.alone(statement)
+    late = [s for s in origins.write(statement.value).behind if s.lineno >= anchor.lineno]
+    name = statement.targets[0].id
+    stores = [n for n in ast.walk(facts.source.scope(statement)) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
+    if not same or late or len(stores) != 1:
+        raise NotKnownError(node, f"it is set in line {statement.lineno}")
 
 
 def _first(body: list[ast.stmt]) -> ast.stmt:

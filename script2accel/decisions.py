@@ -162,7 +162,7 @@ class _Placer:
         """The names under which loops read, and statements call or step, an object (not those of a progress bar around it)."""
         facts = self.facts
         nodes: list[ast.expr] = [f.call.func for f in facts.forwards if obj in f.models]
-        nodes += [s.call.func.value for s in facts.optimizer_steps if obj in s.objs and isinstance(s.call.func, ast.Attribute)]
+        nodes += [s.owner for s in facts.optimizer_steps if obj in s.objs]
         for what, node in facts.machine.uses.get(obj, ()):
             if what in ("iterated", "iter", "len", "given"):
                 nodes += [n for n in ast.walk(getattr(node, "iter", node)) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript))]
@@ -380,6 +380,8 @@ class Decisions:
         self.loader_arguments: dict[str, str] = {}
         self.handlers: list[str] = []
         self.imports: dict[tuple[str, str], None] = {}
+        self.read: list[ast.expr] = []
+        self.grouped: ast.expr | None = None  # how many batches make a group, as the script reads it
         self.changed: list[ast.AST] = []  # functions and classes that take the accelerator from now on
 
     def _is_ours(self, facts: Facts, name: str) -> bool:
@@ -410,6 +412,12 @@ class Decisions:
         names = {getattr(p, "name", "") for p in (node, *self.facts.source.ancestors(node)) if isinstance(p, (*FUNCTIONS, ast.ClassDef))}
         path = self.facts.source.of(node).path
         return not any((path, name) in self.spared for name in names)
+
+    def reads(self, node: ast.expr) -> str:
+        """Stands, in the text of an argument of the accelerator, for an expression of the script: it is written there as the birthplace knows it."""
+        if not any(known is node for known in self.read):
+            self.read.append(node)
+        return f"\0{next(i for i, known in enumerate(self.read) if known is node)}\0"
 
     def device(self, node: ast.AST) -> str | None:
         """How a place writes the device: the accelerator's, or in an nn.Module's methods that of its own parameters."""

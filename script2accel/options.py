@@ -17,12 +17,13 @@ class Options:
 
     `batch`: `per-device` keeps the loader's batch size on every process (global batch = batch size x processes);
     `global` splits it (`split_batches=True`). `mixed_precision`: None leaves the choice to the script and the
-    accelerate config. `seed`: a number to seed with, for scripts that don't seed. `partial`: write what could be
+    accelerate config. `gradient_accumulation_steps`: how many batches make one optimizer step, for scripts that don't accumulate. `seed`: a number to seed with, for scripts that don't seed. `partial`: write what could be
     converted although some places need a person.
     """
 
     batch: str = "per-device"
     mixed_precision: str | None = None
+    gradient_accumulation_steps: int | None = None
     seed: int | None = None
     partial: bool = False
 
@@ -31,10 +32,12 @@ class Options:
             raise UsageError(f"batch must be one of {', '.join(BATCH)}, not {self.batch!r}")
         if self.mixed_precision is not None and self.mixed_precision not in MIXED_PRECISION:
             raise UsageError(f"mixed-precision must be one of {', '.join(MIXED_PRECISION)}, not {self.mixed_precision!r}")
-        for name, kind in (("seed", int), ("partial", bool)):
+        for name, kind in (("gradient_accumulation_steps", int), ("seed", int), ("partial", bool)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-                raise UsageError(f"{name} must be of type {kind.__name__}, not {value!r}")
+                raise UsageError(f"{name.replace('_', '-')} must be of type {kind.__name__}, not {value!r}")
+        if self.gradient_accumulation_steps is not None and self.gradient_accumulation_steps < 1:
+            raise UsageError(f"gradient-accumulation-steps must be at least 1, not {self.gradient_accumulation_steps!r}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Options:

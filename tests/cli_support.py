@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -69,6 +69,11 @@ def toy(source: bytes | str, options: Options = Options(), path: str = "train.py
     return Result(path, outcome, raw, after, tuple(plan.applied) if keep else (), stuck, roles, facts, parsed.encoding, plan)
 
 
+def toy_project(entries: Mapping[str, bytes], options: Options, *_: object) -> list[Result]:
+    """Each file on its own."""
+    return [toy(raw, options, path) for path, raw in entries.items()]
+
+
 def _changes(source: Source) -> Iterator[Change]:
     text = source.text
     calls = [at for at in range(len(text)) if text.startswith(".cuda()", at)]
@@ -90,14 +95,14 @@ def _changes(source: Source) -> Iterator[Change]:
 def install() -> None:
     """Put the toy in the place of the real conversion (for a process of its own)."""
     module = ModuleType("script2accel.workflow.convert")
-    module.convert = toy  # type: ignore[attr-defined]
+    module.convert, module.convert_project = toy, toy_project  # type: ignore[attr-defined]
     sys.modules["script2accel.workflow.convert"] = module
 
 
 def use_toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for one test."""
     module = ModuleType("script2accel.workflow.convert")
-    module.convert = toy  # type: ignore[attr-defined]
+    module.convert, module.convert_project = toy, toy_project  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "script2accel.workflow.convert", module)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from script2accel.change.plan import Lines, Remove, Splice, Wrap
+from script2accel.change.plan import Lines, Remove, Splice, Unwrap, Wrap
 from script2accel.options import Options
 from script2accel.result import Outcome, Result
 from script2accel.workflow.convert import convert
@@ -53,7 +53,7 @@ def touched_without_edit(result: Result) -> list[str]:
                 changed.update(range(source.line_of(edit.start), source.line_of(max(edit.start, edit.end - 1)) + 1))
             elif isinstance(edit, Remove):
                 changed.update(range(edit.first, edit.last + 1))
-            elif isinstance(edit, Wrap):
+            elif isinstance(edit, Wrap | Unwrap):
                 wrapped.update(range(edit.first, edit.last + 1))
             else:
                 assert isinstance(edit, Lines)  # new lines beside an original one change none

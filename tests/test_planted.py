@@ -21,7 +21,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 def case_of(name: str) -> Case:
     """The fixture script that a conversion by hand belongs to (accumulation is refused by the tool, so its fixture is named so)."""
-    return named("refused_accumulation" if name == "accumulation" else name)
+    return named("accumulation_module" if name == "accumulation" else name)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in HAND.glob("*.py")))

@@ -179,7 +179,7 @@ def test_exit_codes(shell: Shell, tmp_path: Path) -> None:
     assert (work / "refused.py").read_text() == wrapped
     (work / "notebook.ipynb").write_text("{}")
     shell("script2accel convert notebook.ipynb", code=2)
-    bug = "import sys\nimport script2accel.workflow.convert as road\nfrom script2accel.cli import main\nroad.convert = lambda *a: 1 / 0\n"
+    bug = "import sys\nimport script2accel.workflow.convert as road\nfrom script2accel.cli import main\nroad.convert_project = lambda *a: 1 / 0\n"
     for command in ("convert", "check"):
         (work / "bug.py").write_text(f"{bug}sys.argv = ['x', {command!r}, 'train.py']\nmain()\n")
         shell("python bug.py", code=3)

@@ -60,7 +60,7 @@ class Calls(Expressions):
         return join_all(results)
 
     def _call(self, obj: Obj, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
-        everything: frozenset[ast.AST] = marks.union(*(v.marks for v in args), *(v.marks for v in keywords.values()))
+        everything: frozenset[ast.AST] = marks.union(*(self.deep_marks(v) for v in args), *(self.deep_marks(v) for v in keywords.values()))
         match obj.kind:
             case "function":
                 return self.invoke(obj, node, args, keywords)
@@ -355,6 +355,9 @@ class Calls(Expressions):
             found = self._accelerator(base, name, node, args, keywords, marks)
             if found is not None:
                 return found
+        if name == "scale" and args and self._scales(base, node):
+            self._given(node, args, keywords, obj)
+            return Value(args[0].objs, marks)
         if base.kind in ("list", "dict", "iter"):
             return self._container(base, name, node, args, keywords, marks)
         if name in DETACHING:
@@ -373,6 +376,12 @@ class Calls(Expressions):
         held = [value for (owner, _), value in self.store.items() if owner is module.site]
         own = [o for value in held for o in value.objs if o.kind in ("class", "function") and self.source.root(o.site) is module.site]  # type: ignore[arg-type]
         return Value(frozenset(own), frozenset()) if len(own) <= 6 else NOTHING
+
+    def _scales(self, base: Obj, node: ast.AST) -> bool:
+        """Whether `scale` is a GradScaler's: what it gives stands for the loss that it takes."""
+        above = self.source.parents.get(node)
+        unknown = base.kind in ("param", "attr", "const") and isinstance(above, ast.Attribute) and above.attr == "backward"
+        return names.SCALER.match(base.path) is not None or unknown
 
     def is_accelerator(self, obj: Obj) -> bool:
         """Whether an unknown parameter or attribute is used as an accelerator is."""
@@ -415,6 +424,11 @@ class Calls(Expressions):
             for o in first.objs:
                 self.use(o, "backward", node)
         return None
+
+    def deep_marks(self, value: Value) -> frozenset[ast.AST]:
+        """What marks a value, or the elements of its containers."""
+        inner = [self.anything_in(o).marks for o in value.objs if o.kind in ("list", "tuple", "dict")]
+        return value.marks.union(*inner) if inner else value.marks
 
     def making(self, node: ast.AST) -> ast.AST:
         """A mark of its own for a call that makes a tensor (a draw's own node says something else)."""

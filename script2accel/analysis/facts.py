@@ -23,7 +23,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """A backward pass: `loss` is the expression that it starts from; `done` when it goes through the accelerator."""
+    """A backward pass: `loss` is the expression that it starts from (below `scaler.scale`); `done` when it goes through the accelerator."""
 
     call: ast.Call
     loss: ast.expr
@@ -40,10 +40,16 @@ class Forward:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """`step()` of optimizers or schedulers."""
+    """`step()` of optimizers or schedulers, or `scaler.step(optimizer)`; `owner` is the expression that holds them."""
 
     call: ast.Call
     objs: tuple[Obj, ...]
+    owner: ast.expr
+
+    @property
+    def given(self) -> list[ast.expr]:
+        """What the step is given: a closure, a metric, an epoch."""
+        return [arg for arg in (*self.call.args, *(k.value for k in self.call.keywords)) if arg is not self.owner]
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +193,8 @@ class Facts:
             value = self.machine.at.get(owner, NOTHING)
             if self.path(call).startswith("torch.autograd") and call.args:
                 found.append(Backward(call, call.args[0], False))
+            elif (scaled := self.scaled(owner)) is not None:
+                found.append(Backward(call, scaled, False))
             elif self.roles.of_value(value) == "accelerator" and call.args:
                 found.append(Backward(call, call.args[0], True))
             elif self.roles.of_value(value) == "loss" or (
@@ -211,15 +219,24 @@ class Facts:
                 found.append(Forward(call, models))
         return found
 
+    def scaled(self, node: ast.expr) -> ast.expr | None:
+        """What `scaler.scale(...)` is given, or None where an expression isn't that."""
+        match node:
+            case ast.Call(func=ast.Attribute(value=scaler, attr="scale"), args=[loss]) if self.roles.of_node(scaler) == "scaler":
+                return loss
+        return None
+
     def _steps(self, role: str) -> list[Step]:
-        return [
-            Step(call, objs)
-            for call in self.calls
-            if isinstance(call.func, ast.Attribute)
-            and call.func.attr in ("step", "step_update")
-            and (objs := self.receiver(call, role))
-            and not self.in_module(call)
-        ]
+        found = []
+        for call in self.calls:
+            if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("step", "step_update") or self.in_module(call):
+                continue
+            owner = call.func.value
+            if role == "optimizer" and call.args and self.roles.of_node(owner) == "scaler":
+                owner = call.args[0]
+            if objs := self.objects(owner, role):
+                found.append(Step(call, objs, owner))
+        return found
 
     @cached_property
     def optimizer_steps(self) -> list[Step]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from script2accel.change.plan import Edit, Lines, Remove, Splice, Wrap
+from script2accel.change.plan import Edit, Lines, Remove, Splice, Unwrap, Wrap
 from script2accel.source import Source
 
 
@@ -167,6 +167,41 @@ def neighbours(source: Source, statements: list[ast.stmt]) -> Iterator[list[ast.
             run.append(following)
         seen |= set(run)
         yield run
+
+
+def dissolve(source: Source, node: ast.If | ast.With | ast.AsyncWith, block: list[ast.stmt] | None = None) -> tuple[Edit, ...]:
+    """Take the header of a block away, and of an `if` all but one of its blocks (the body, unless another is given). Raises CannotEditError."""
+    body = node.body if block is None else block
+    first, last = source.line_of(source.start(node)), source.line_of(source.end(node) - 1)
+    inner, end = source.line_of(source.start(body[0])), source.line_of(source.end(body[-1]) - 1)
+    if not source.alone(node) or source.is_elif(node) or not source.alone(body[0]) or not source.alone(body[-1]) or source.is_elif(body[0]):
+        raise CannotEditError(node, "a block that shares its lines with others")
+    while inner - 1 > first and source.line_text(inner - 1).strip().startswith("#") and source.line_text(inner - 1).startswith(source.indent(body[0])):
+        inner -= 1
+    edits: list[Edit] = [Remove(first, inner - 1), Unwrap(inner, end, source.indent(node), source.indent(body[0]))]
+    if end < last:
+        edits.append(Remove(end + 1, last))
+    return tuple(edits)
+
+
+def drop_parameter(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> tuple[Edit, ...]:
+    """Take a parameter out of a function's signature, with its default and its comma. Raises CannotEditError."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults: dict[ast.arg, ast.expr] = dict(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True))
+    defaults |= {a: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
+    index = next((i for i, a in enumerate(positional) if a.arg == name), None)
+    if index is None or (arguments.posonlyargs and index + 1 >= len(arguments.posonlyargs)):
+        raise CannotEditError(function, f"its parameter `{name}` can't be taken out alone")
+    arg = positional[index]
+    start, end = source.start(arg), source.outer(defaults[arg])[1] if arg in defaults else source.end(arg)
+    if index + 1 < len(positional):
+        return (Splice(start, source.start(positional[index + 1]), ""),)
+    if index:
+        before = positional[index - 1]
+        return (Splice(source.outer(defaults[before])[1] if before in defaults else source.end(before), end, ""),)
+    closing = source.text.index(")", end) if not (arguments.vararg or arguments.kwonlyargs or arguments.kwarg) else source.text.index(",", end) + 1
+    return (Splice(start, closing, ""),)
 
 
 def ensure_import(source: Source, module: str, name: str) -> tuple[Edit, ...]:

@@ -49,7 +49,16 @@ class Remove(NamedTuple):
     last: int
 
 
-Edit = Splice | Lines | Wrap | Remove
+class Unwrap(NamedTuple):
+    """Take original lines first..last out of a block: what stands at `deep` goes back to `margin`."""
+
+    first: int
+    last: int
+    margin: str
+    deep: str
+
+
+Edit = Splice | Lines | Wrap | Remove | Unwrap
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,9 @@ def _render(source: Source, edits: Sequence[Edit]) -> str:
     for wrap in wraps:  # inner first: an outer wrap then indents what the inner one made
         if any(line not in gone for line in range(wrap.first, wrap.last + 1)):
             _indent(source, chunks, front, back, wrap)
+    for edit in edits:
+        if isinstance(edit, Unwrap):
+            _dedent(source, chunks, front, back, edit)
     out: list[str] = []
     for number, chunk in enumerate(chunks, 1):
         piece = "".join(front.get(number, ())) + chunk
@@ -249,6 +261,21 @@ def _indent(source: Source, chunks: list[str], front: dict[int, list[str]], back
             chunks[number - 1] = chunk
             fresh = chunk.endswith(("\n", "\r"))
     front.setdefault(wrap.first, []).append(wrap.header + newline)
+
+
+def _dedent(source: Source, chunks: list[str], front: dict[int, list[str]], back: dict[int, list[str]], edit: Unwrap) -> None:
+    """Move the lines of a dissolved block, and what was put between them, one step out."""
+    strings = source.string_lines
+    extra = len(edit.deep) - len(edit.margin)
+
+    def out(text: str, keep_head: bool = False) -> str:
+        lines = _LINE.findall(text)
+        return "".join(line if (keep_head and not index) or not line.startswith(edit.deep) else line[extra:] for index, line in enumerate(lines))
+
+    for number in range(edit.first, edit.last + 1):
+        front[number] = [out(text) for text in front.get(number, [])]
+        chunks[number - 1] = out(chunks[number - 1], number in strings)
+        back[number] = [out(text) for text in back.get(number, [])]
 
 
 def _margin(text: str) -> str:

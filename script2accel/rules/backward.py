@@ -1,17 +1,19 @@
 """Let Accelerate run the backward pass.
 
-`loss.backward()` knows nothing of gradient scaling and of accumulation; `accelerator.backward(loss)` does. Keyword arguments are passed on.
+`loss.backward()` knows nothing of gradient scaling and of accumulation; `accelerator.backward(loss)` does, and takes the place of `scaler.scale(loss).backward()` too.
+Keyword arguments are passed on.
 Left alone when it already goes through the accelerator, or isn't a tensor's.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#training-loop
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import Backward, Facts
 from script2accel.change.edits import call_function, replace
-from script2accel.change.plan import Change
+from script2accel.change.plan import Change, Edit, Splice
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic
 
@@ -25,9 +27,20 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         accelerator = decisions.accelerator(backward.call)
         if facts.path(backward.call).startswith("torch.autograd"):
             edits = replace(facts.source, backward.call.func, f"{accelerator}.backward")
+        elif isinstance(backward.call.func, ast.Attribute) and backward.loss is not backward.call.func.value:
+            edits = _unscaled(facts, backward, f"{accelerator}.backward(")
         else:
             edits = call_function(facts.source, backward.call, f"{accelerator}.backward")
         yield Change(CODE, NAME, "the accelerator runs the backward pass: it scales and synchronises gradients", backward.call.lineno, edits, source="R06")
+
+
+def _unscaled(facts: Facts, backward: Backward, function: str) -> tuple[Edit, ...]:
+    """`scaler.scale(loss).backward(a)` -> `function(loss, a)`."""
+    source, call = facts.source, backward.call
+    start, end = source.outer(backward.loss)
+    paren = source.text.index("(", source.end(call.func))
+    more = ", " if call.args or call.keywords else ""
+    return (Splice(source.start(call), start, function), Splice(end, paren + 1, more))
 
 
 EXAMPLES: list[tuple[str, str | None]] = [

@@ -229,7 +229,7 @@ def _plain(facts: Facts, node: ast.AST) -> bool:
 def _number(facts: Facts, node: ast.expr) -> bool:
     """Whether a value is a Python float: an average or a loss's `.item()`."""
     objs = facts.machine.at.get(node, NOTHING).objs
-    return bool(objs) and all(_float(facts, o, 0) for o in objs) and any(o.kind != "const" for o in objs)
+    return bool(objs) and all(_float(facts, o, frozenset()) for o in objs) and any(o.kind != "const" for o in objs)
 
 
 def _foreign(obj: Obj) -> bool:
@@ -243,8 +243,8 @@ def _foreign(obj: Obj) -> bool:
     return callee is not None and callee.kind == "external" and str(callee.name).split(".")[0] not in ("torch", "torchvision")
 
 
-def _float(facts: Facts, obj: Obj, depth: int) -> bool:
-    if depth > 6:
+def _float(facts: Facts, obj: Obj, seen: frozenset[Obj]) -> bool:
+    if len(seen) > 40:
         return False
     if obj.kind == "const":
         return isinstance(obj.name, (int, float)) and not isinstance(obj.name, bool)
@@ -257,7 +257,7 @@ def _float(facts: Facts, obj: Obj, depth: int) -> bool:
     if obj.kind == "expr" and isinstance(obj.site, (ast.BinOp, ast.AugAssign)):
         parts = facts.machine.operands.get(obj.site, [])
         inner = [o for values in parts for value in values for o in value.objs if o is not obj]
-        return bool(inner) and all(_float(facts, o, depth + 1) or o.kind == "attr" for o in inner)
+        return bool(inner) and all(o in seen or _float(facts, o, seen | {obj}) or o.kind == "attr" for o in inner)
     return False
 
 

@@ -40,8 +40,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         if raw and not quiet(facts, forward.call) and facts.in_train_loop(forward.call) and not _unwrapped(forward.call):
             yield MODEL.at(forward.call.lineno, forward.call.col_offset + 1, text=facts.source.segment(forward.call.func))
     for step in facts.optimizer_steps:
-        assert isinstance(step.call.func, ast.Attribute)
-        if any(o.kind != "prepared" and facts.roles.of(o) == "optimizer" for o in facts.machine.at[step.call.func.value].objs):
+        if any(o.kind != "prepared" and facts.roles.of(o) == "optimizer" for o in facts.machine.at[step.owner].objs):
             yield OPTIMIZER.at(step.call.lineno, step.call.col_offset + 1, text=facts.source.segment(step.call))
     gathered = {g.loop.loop for g in decisions.plan.gathers}
     for evaluation in facts.eval_loops:
@@ -49,8 +48,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
             why = next((p.why for p in decisions.plan.every_rank if p.loop.loop is evaluation.loop), "no gather")
             yield ONE_RANK.at(evaluation.loop.lineno, evaluation.loop.col_offset + 1, why=why)
     for step in facts.scheduler_steps:
-        assert isinstance(step.call.func, ast.Attribute)
-        if any(o.kind == "prepared" for o in facts.machine.at[step.call.func.value].objs):
+        if any(o.kind == "prepared" for o in facts.machine.at[step.owner].objs):
             yield SCHEDULER.at(step.call.lineno, step.call.col_offset + 1)
 
 

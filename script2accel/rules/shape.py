@@ -81,6 +81,12 @@ ELSEWHERE = Message(
     "{what} goes to `{text}`, whose code is in another file: what it does with it can't be seen",
     "move the loop into this file (projects of several files aren't converted yet)",
 )
+INSIDE = Message(
+    "S2A243",
+    Severity.ERROR,
+    "the model trains itself, in a method of its own class: that goes past the wrapped model's `forward`",
+    "move the training step out of the nn.Module's class, and call the model in it",
+)
 MANUAL = Message(
     "S2A241",
     Severity.ERROR,
@@ -160,14 +166,17 @@ def _branches(facts: Facts, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
 def _steps(facts: Facts) -> Iterator[Diagnostic]:
     for step in facts.optimizer_steps:
         text = facts.source.segment(step.call)
-        if step.call.args or step.call.keywords:
+        if step.given:
             yield CLOSURE.at(step.call.lineno, step.call.col_offset + 1, text=text)
         elif any(_foreign(facts, o) for o in step.objs):
             yield OWN_STEP.at(step.call.lineno, step.call.col_offset + 1, text=text)
     for call in facts.calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("first_step", "second_step", "swap_swa_sgd", "step_and_update_lr"):
             yield OWN_STEP.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.func))
-    if facts.backwards and not facts.optimizer_steps:
+    for backward in facts.backwards:
+        if facts.in_module(backward.call):
+            yield INSIDE.at(backward.call.lineno, backward.call.col_offset + 1)
+    if facts.backwards and not facts.program.optimizer_steps and not facts.in_module(facts.backwards[0].call):
         call = facts.backwards[0].call
         yield MANUAL.at(call.lineno, call.col_offset + 1, text=facts.source.segment(facts.source.statement(call))[:60])
 
