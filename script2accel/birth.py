@@ -300,6 +300,7 @@ def _carried(facts: Facts, decisions: Decisions, needs: Needs, homes: set[Unit])
 def _give(facts: Facts, decisions: Decisions, unit: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, sites: list[ast.Call]) -> Iterator[Said]:
     source, name = facts.source.of(unit), decisions.name
     function = constructor(unit) if isinstance(unit, ast.ClassDef) else unit
+    decisions.unreached.append(unit)
     if function is None:
         yield source, UNREACHED.at(unit.lineno, name=unit.name, why="its class has no `__init__`")
         return
@@ -322,6 +323,7 @@ def _give(facts: Facts, decisions: Decisions, unit: ast.FunctionDef | ast.AsyncF
             yield facts.source.of(site), UNREACHED.at(site.lineno, name=unit.name, why="this call can't be followed")
             return
         edits.setdefault(facts.source.of(site), []).append(add_argument(facts.source.of(site), site, _spoken(decisions, site), first=True))
+    decisions.unreached.remove(unit)
     decisions.changed.append(unit)
     for where, found in edits.items():
         line = function.lineno if where is source else min(site.lineno for site in sites if facts.source.of(site) is where)

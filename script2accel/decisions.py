@@ -374,6 +374,8 @@ class Decisions:
         self.name = next(name for name in ("accelerator", "accel", "hf_accelerator") if name not in facts.source.names or self._is_ours(facts, name))
         self.global_modules = self._global_modules()
         self.needs: list[ast.AST] = []
+        self.essential_needs: list[ast.AST] = []
+        self.unreached: list[ast.AST] = []  # functions and classes that the accelerator can't be handed to
         self.spared: frozenset[tuple[str, str]] = frozenset()  # (path, name) of functions whose signature must stay
         # what the accelerator is constructed with: keyword -> text, options of DataLoaderConfiguration, kwargs handlers, and the imports that these take
         self.arguments: dict[str, str] = {}
@@ -401,9 +403,11 @@ class Decisions:
         """Whether, where a node stands, the accelerator is a global of the module."""
         return self.facts.source.root(node) in self.global_modules
 
-    def accelerator(self, node: ast.AST) -> str:
-        """How the accelerator is written at a place; the place is remembered as one that needs it."""
+    def accelerator(self, node: ast.AST, *, essential: bool = True) -> str:
+        """How the accelerator is written at a place; the place is remembered as one that needs it (or, not essential, would like it)."""
         self.needs.append(node)
+        if essential:
+            self.essential_needs.append(node)
         owner = self.method_of(node)
         return f"{owner}.{self.name}" if owner and not self.is_global(node) else self.name
 

@@ -249,8 +249,8 @@ def _indent(source: Source, chunks: list[str], front: dict[int, list[str]], back
     for number in range(wrap.first, wrap.last + 1):
         if number > wrap.first:  # what was put in front of the first statement stays outside
             front[number] = ["".join(_deeper(text, unit)) for text in front.get(number, [])]
-        outside = number == wrap.last  # and so does what was put behind the last one, at its own indentation
-        back[number] = [text if outside and _margin(text) == margin else "".join(_deeper(text, unit)) for text in back.get(number, [])]
+        outside = number == wrap.last  # and so does what was put behind the last one, at its own indentation or less
+        back[number] = [text if outside and margin.startswith(_margin(text)) else "".join(_deeper(text, unit)) for text in back.get(number, [])]
         chunk = chunks[number - 1]
         if chunk:
             if fresh and number not in strings:

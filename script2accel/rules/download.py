@@ -37,7 +37,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
             else:
                 yield SHARED.at(call.lineno, call.col_offset + 1)
     for run in neighbours(facts.source, list(statements)):
-        header = f"with {decisions.accelerator(run[0])}.main_process_first():"
+        header = f"with {decisions.accelerator(run[0], essential=False)}.main_process_first():"
         try:
             yield Change(CODE, NAME, "one process downloads, the others wait and read", run[0].lineno, wrap_statements(facts.source, run, header), essential=False, source="R29")
         except CannotEditError:

@@ -32,7 +32,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         if decisions.method_of(call) and not decisions.is_global(call) and not decisions.class_has(call):
             yield EVERY_RANK.at(call.lineno, call.col_offset + 1)
             continue
-        edits = replace(facts.source, call.func, f"{decisions.accelerator(call)}.print")
+        edits = replace(facts.source, call.func, f"{decisions.accelerator(call, essential=False)}.print")
         yield Change(CODE, NAME, "one line of output, not one per process", call.lineno, edits, essential=False, source="R34")
 
 

@@ -31,7 +31,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         own = next((k.value for k in call.keywords if k.arg == "disable"), None)
         if own is not None and "main_process" in facts.source.segment(own):
             continue
-        quiet = f"not {decisions.accelerator(call)}.is_local_main_process"
+        quiet = f"not {decisions.accelerator(call, essential=False)}.is_local_main_process"
         edits = wrap_expression(facts.source, own, "(", f") or {quiet}") if own is not None else add_argument(facts.source, call, f"disable={quiet}")
         yield Change(CODE, NAME, "one progress bar per machine", call.lineno, edits, essential=False, source="R33")
 

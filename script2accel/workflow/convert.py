@@ -161,11 +161,12 @@ class Road:
     def _ask_rules(self, facts: Facts, plan: Draft) -> Decisions:
         """What all rules have to say; once more with a global accelerator where nothing else reaches every place."""
         extra: set[ast.Module] = set()
+        spared = self.spared
         while True:
             self.said, self.changes = {}, {}
             decisions = Decisions(facts, plan, self.options)
             decisions.global_modules |= extra
-            decisions.spared = self.spared
+            decisions.spared = spared
             for source in self.program.sources:
                 if source.tree in facts.machine.imported:
                     self._ask(View(facts, source), decisions)
@@ -174,6 +175,11 @@ class Road:
             if wanted - extra:
                 extra |= wanted
                 continue
+            idle = {(self.program.of(u).path, u.name) for u in decisions.unreached if not any(facts.inside(u, n) for n in decisions.essential_needs)}  # type: ignore[attr-defined]
+            if idle - spared:  # only output and downloads would like the accelerator there: they do without
+                spared |= idle
+                continue
+            self.spared = spared
             for item in reach:
                 if not isinstance(item, birth.Everywhere):
                     self._take(*item)
