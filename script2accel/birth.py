@@ -1,7 +1,8 @@
 """The accelerator: born once, where an entry function starts, and handed to everything that needs it.
 
-It is born in the deepest function (or class, as `self.accelerator`) through which every path to its uses goes and that runs once; where training stands
-at module level, it is a global of the script. Other functions get it as a parameter, at their definition and at every call, across files.
+It is born in the deepest function (or class, as `self.accelerator`) through which every path to its uses goes and that runs once; where
+training stands at module level, it is a global of the script. Other functions get it as a parameter, at their definition and at every call,
+across files.
 Left alone when nothing needs it. Refused when a call site can't be seen: a function that is handed on as a value.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#accelerator
 """
@@ -9,7 +10,7 @@ Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#acceler
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from script2accel.analysis.facts import FUNCTIONS, Facts
@@ -29,7 +30,10 @@ UNREACHED = Message(
     "pass it by hand, or call the function directly, and convert again",
 )
 DEAD = Message(
-    "S2A228", Severity.WARNING, "`{name}` is called nowhere in this file; it now takes `{accelerator}` as its first argument", "whoever calls it must pass the accelerator"
+    "S2A228",
+    Severity.WARNING,
+    "`{name}` is called nowhere in this file; it now takes `{accelerator}` as its first argument",
+    "whoever calls it must pass the accelerator",
 )
 LATE = Message(
     "S2A229",
@@ -125,7 +129,7 @@ class Needs:
             found |= more
         return found
 
-    def home(self, wanted: list[Unit], reached: set[Unit]) -> Unit:
+    def home(self, wanted: Sequence[Unit], reached: set[Unit]) -> Unit:
         """The deepest function or class through which every path to a need goes, and which runs once."""
         candidates = [u for u in self.callers if not isinstance(u, ast.Module) and u in reached and self._once(u) and self._gates(wanted, u, reached)]
         for candidate in candidates:
@@ -133,7 +137,7 @@ class Needs:
                 return candidate
         return next((u for u in reached if isinstance(u, ast.Module)), self.facts.source.tree)
 
-    def _gates(self, wanted: list[Unit], gate: Unit, reached: set[Unit]) -> bool:
+    def _gates(self, wanted: Sequence[Unit], gate: Unit, reached: set[Unit]) -> bool:
         return all(self._through(unit, gate, reached, frozenset()) for unit in wanted)
 
     def _through(self, unit: Unit, gate: Unit, reached: set[Unit], seen: frozenset[Unit]) -> bool:
@@ -177,7 +181,9 @@ def _birth(facts: Facts, decisions: Decisions, home: Unit) -> Said:
         return where, LATE.at(getattr(error.node, "lineno", 1), born=anchor.lineno, text=where.segment(error.node), why=error.why)
     except CannotEditError as error:
         return source, UNREACHED.at(getattr(error.node, "lineno", 1), name=getattr(home, "name", "the module"), why=error.why)
-    return source, Change(CODE, NAME, "one accelerator, born before what it prepares", anchor.lineno, edits, gives=frozenset({"accelerator"}), source="R01")
+    return source, Change(
+        CODE, NAME, "one accelerator, born before what it prepares", anchor.lineno, edits, gives=frozenset({"accelerator"}), source="R01"
+    )
 
 
 def _birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str) -> tuple[str, list[tuple[Edit, ...]]]:
@@ -211,7 +217,7 @@ def _known(facts: Facts, decisions: Decisions, source: Source, home: Unit, ancho
         if f"\0{index}\0" not in code:
             continue
         origin = origins.write(node)
-        code = code.replace(f"\0{index}\0", origin.text)
+        code = _filled(code, f"\0{index}\0", origin.text)
         for statement in origin.behind:
             if statement.lineno >= anchor.lineno and statement not in moved:
                 _may_move(facts, origins, statement, anchor, node)
@@ -224,10 +230,32 @@ def _known(facts: Facts, decisions: Decisions, source: Source, home: Unit, ancho
     return code, hoisted
 
 
+def _filled(code: str, mark: str, text: str) -> str:
+    """The text in the place of its mark, without parentheses where nothing stands beside it."""
+    bare = text[1:-1] if text.startswith("(") and text.endswith(")") and _balanced(text[1:-1]) else text
+    for before, after in (("=", ","), ("=", ")"), (" if ", " else ")):
+        code = code.replace(f"{before}{mark}{after}", f"{before}{bare}{after}")
+    return code.replace(mark, text)
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
 def _may_move(facts: Facts, origins: Origins, statement: ast.stmt, anchor: ast.stmt, node: ast.expr) -> None:
-    """Whether a statement behind the anchor can stand in front of it: a plain value of things that are known there, set once. Raises NotKnownError."""
+    """Raise NotKnownError unless a statement behind the anchor can stand in front of it: a plain value of what is known there, set once."""
     source = facts.source.of(statement)
-    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or not isinstance(statement.targets[0], ast.Name) or not plain(statement.value):
+    if (
+        not isinstance(statement, ast.Assign)
+        or len(statement.targets) != 1
+        or not isinstance(statement.targets[0], ast.Name)
+        or not plain(statement.value)
+    ):
         raise NotKnownError(node, f"it is computed in line {statement.lineno}")
     one_line = source.line_of(source.start(statement)) == source.line_of(source.end(statement) - 1)
     same = facts.source.block(statement) is facts.source.block(anchor) and one_line and source.alone(statement)
@@ -286,7 +314,10 @@ def _carried(facts: Facts, decisions: Decisions, needs: Needs, homes: set[Unit])
         if isinstance(unit, ast.Module):
             if unit not in decisions.global_modules:
                 node = next(n for n in decisions.needs if needs.unit(n) is unit)
-                yield facts.source.of(unit), UNREACHED.at(getattr(node, "lineno", 1), name="the module", why="it runs when it is imported, before an accelerator exists")
+                yield (
+                    facts.source.of(unit),
+                    UNREACHED.at(getattr(node, "lineno", 1), name="the module", why="it runs when it is imported, before an accelerator exists"),
+                )
             continue
         if decisions.is_global(unit):
             continue
@@ -306,13 +337,19 @@ def _give(facts: Facts, decisions: Decisions, unit: ast.FunctionDef | ast.AsyncF
         return
     escapes = facts.machine.escapes.get(unit, [])
     if escapes and not isinstance(unit, ast.ClassDef):
-        yield facts.source.of(escapes[0]), UNREACHED.at(getattr(escapes[0], "lineno", 1), name=unit.name, why="it is handed on as a value, so not all its calls can be seen")
+        yield (
+            facts.source.of(escapes[0]),
+            UNREACHED.at(getattr(escapes[0], "lineno", 1), name=unit.name, why="it is handed on as a value, so not all its calls can be seen"),
+        )
         return
     edits: dict[Source, list[tuple[Edit, ...]]] = {source: []}
     try:
         if isinstance(unit, ast.ClassDef):
             owner = function.args.args[0].arg
-            edits[source] += [add_parameter(source, function, name, method=True), add_before(source, _first(function.body), f"{owner}.{name} = {name}", rank=BIRTH)]
+            edits[source] += [
+                add_parameter(source, function, name, method=True),
+                add_before(source, _first(function.body), f"{owner}.{name} = {name}", rank=BIRTH),
+            ]
         else:
             edits[source].append(add_parameter(source, function, name, method=False))
     except CannotEditError as error:
@@ -328,7 +365,12 @@ def _give(facts: Facts, decisions: Decisions, unit: ast.FunctionDef | ast.AsyncF
     for where, found in edits.items():
         line = function.lineno if where is source else min(site.lineno for site in sites if facts.source.of(site) is where)
         needs = frozenset({"accelerator"}) if len(facts.source.sources) == 1 else frozenset()
-        yield where, Change(CODE, NAME, f"`{unit.name}` uses the accelerator: it is handed to it at every call", line, merge(found), needs=needs, source="R01")
+        yield (
+            where,
+            Change(
+                CODE, NAME, f"`{unit.name}` uses the accelerator: it is handed to it at every call", line, merge(found), needs=needs, source="R01"
+            ),
+        )
 
 
 def _spoken(decisions: Decisions, site: ast.Call) -> str:

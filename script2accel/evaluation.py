@@ -15,6 +15,8 @@ from script2accel.analysis.facts import EvalLoop, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
 
+RESULT_PARTS = frozenset({"loss", "logits", "last_hidden_state", "pooler_output", "hidden_states", "prediction_logits"})
+
 
 @dataclass(frozen=True, eq=False)
 class Gather:
@@ -132,7 +134,9 @@ def _time_first(facts: Facts, model: Obj) -> str | None:
 def _batch_names(facts: Facts, loop: ast.For | ast.AsyncFor) -> list[str]:
     """Names of the loop's batch and its parts, moved or unpacked, in order."""
     found: dict[str, None] = {}
-    for node in sorted((n for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)), key=lambda n: (n.lineno, n.col_offset)):
+    for node in sorted(
+        (n for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)), key=lambda n: (n.lineno, n.col_offset)
+    ):
         if facts.roles.of_node(node) == "batch" and node.id not in ("_", "__"):
             found[node.id] = None
     return list(found)
@@ -183,10 +187,10 @@ def _paired(facts: Facts, loop: ast.AST, output: str, used: set[str], statement:
     for node in sorted((n for n in ast.walk(loop) if isinstance(n, ast.Assign)), key=lambda n: n.lineno):
         if node is not statement and derived & {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}:
             derived |= {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-    for node in ast.walk(loop):
-        if isinstance(node, (ast.Call, ast.Compare, ast.BinOp)):
-            read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-            if read & derived and read & used and node is not statement.value:  # type: ignore[attr-defined]
+    for meeting in ast.walk(loop):
+        if isinstance(meeting, (ast.Call, ast.Compare, ast.BinOp)):
+            read = {n.id for n in ast.walk(meeting) if isinstance(n, ast.Name)}
+            if read & derived and read & used and meeting is not statement.value:  # type: ignore[attr-defined]
                 return True
     return False
 
@@ -194,14 +198,13 @@ def _paired(facts: Facts, loop: ast.AST, output: str, used: set[str], statement:
 def _unknown_shape(facts: Facts, loop: ast.AST, output: str, used: list[str], plan: EvalLoop) -> str | None:
     """Uses that only a plain tensor with the batch in front, or only a result object, would have."""
     for node in ast.walk(loop):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == output:
-            if node.attr in ("loss", "logits", "last_hidden_state", "pooler_output", "hidden_states", "prediction_logits"):
-                return f"`{output}` is a result object (`{output}.{node.attr}`), not a tensor"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == output and node.attr in RESULT_PARTS:
+            return f"`{output}` is a result object (`{output}.{node.attr}`), not a tensor"
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == output:
             if isinstance(node.slice, ast.Constant) and not isinstance(node.slice.value, int):
                 return f"`{output}` is indexed by a name, not a tensor"
             if isinstance(node.slice, ast.Constant):
-                return f"`{output}` is indexed (`{output}[{node.slice.value}]`): a tuple, or a single sample"
+                return f"`{output}` is indexed (`{output}[{node.slice.value!r}]`): a tuple, or a single sample"
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == output and isinstance(node.targets[0], ast.Tuple):
             return f"`{output}` is unpacked: it is no tensor"
     return None

@@ -17,8 +17,9 @@ class Options:
 
     `batch`: `per-device` keeps the loader's batch size on every process (global batch = batch size x processes);
     `global` splits it (`split_batches=True`). `mixed_precision`: None leaves the choice to the script and the
-    accelerate config. `gradient_accumulation_steps`: how many batches make one optimizer step, for scripts that don't accumulate. `seed`: a number to seed with, for scripts that don't seed. `partial`: write what could be
-    converted although some places need a person.
+    accelerate config. `gradient_accumulation_steps`: how many batches make one optimizer step, for scripts that don't
+    accumulate. `seed`: a number to seed with, for scripts that don't seed. `partial`: write what could be converted although
+    some places need a person.
     """
 
     batch: str = "per-device"

@@ -53,7 +53,9 @@ def parallelism_config(sizes: Sizes, *, alltoall: bool = False) -> Expression:
     return call("ParallelismConfig", arguments)
 
 
-def fsdp_plugin(wrap: tuple[str, ...] = (), *, offload: bool = False, state_dict: str = "SHARDED_STATE_DICT", checkpointing: bool = False) -> Expression:
+def fsdp_plugin(
+    wrap: tuple[str, ...] = (), *, offload: bool = False, state_dict: str = "SHARDED_STATE_DICT", checkpointing: bool = False
+) -> Expression:
     """`FullyShardedDataParallelPlugin` of version 2; without classes to wrap, a transformers model brings its own list."""
     arguments: dict[str, object] = {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap"}
     if wrap:

@@ -1,6 +1,6 @@
 """The floors hold: a module imports from its own floor or lower ones, and no module imports itself in a circle.
 
-    F0 errors, diagnostics, knowledge/*   F1 options, source, parallelism, mesh   F2 analysis/*, change/*   F3 decisions, evaluation, birth
+    F0 errors, diagnostics, knowledge/*   F1 options, source, parallelism, mesh, plugins   F2 analysis/*, change/*   F3 decisions, evaluation, birth
     F4 rules/*   F5 result, workflow/*, launch/*   F6 report/*   F7 cli/*
 
 Imports under `if TYPE_CHECKING` and inside functions count too. The package's own `__init__` is on F6, `__main__` on top.
@@ -22,10 +22,13 @@ FLOORS = {
     "source": 1,
     "parallelism": 1,
     "mesh": 1,
+    "plugins": 1,
     "analysis": 2,
     "change": 2,
     "decisions": 3,
     "evaluation": 3,
+    "placing": 3,
+    "rehearsal": 3,
     "birth": 3,
     "rules": 4,
     "result": 5,

@@ -43,7 +43,10 @@ class Accumulation:
 
 def accumulates(facts: Facts) -> bool:
     """Whether the script already accumulates through Accelerate."""
-    return any(isinstance(c.func, ast.Attribute) and c.func.attr == "accumulate" and facts.roles.of_node(c.func.value) == "accelerator" for c in facts.program.calls)
+    return any(
+        isinstance(c.func, ast.Attribute) and c.func.attr == "accumulate" and facts.roles.of_node(c.func.value) == "accelerator"
+        for c in facts.program.calls
+    )
 
 
 def accumulations(facts: Facts) -> list[Accumulation | Problem]:
@@ -60,9 +63,8 @@ def accumulations(facts: Facts) -> list[Accumulation | Problem]:
         found[key] = result
     by_loop: dict[ast.AST, ast.If] = {}
     for result in list(found.values()):
-        if isinstance(result, Accumulation):
-            if by_loop.setdefault(result.train.loop, result.gate) is not result.gate:
-                found[result.gate] = Problem(result.gate, "gate", "a second gate stands in the same loop")
+        if isinstance(result, Accumulation) and by_loop.setdefault(result.train.loop, result.gate) is not result.gate:
+            found[result.gate] = Problem(result.gate, "gate", "a second gate stands in the same loop")
     return list(found.values())
 
 
@@ -74,6 +76,11 @@ def _of_step(facts: Facts, step: Step) -> Accumulation | Problem | None:
         own = facts.loops(step.call)
         deeper = [b for b in backwards if facts.function(b.call) is facts.function(step.call) and set(own) < set(facts.loops(b.call))]
         return Problem(step.call, "micro") if deeper and own else None
+    inner = [
+        loop for b in train.backwards if facts.function(b.call) is facts.function(step.call) for loop in facts.loops(b.call) if loop not in loops
+    ]
+    if inner:
+        return Problem(step.call, "chunks" if all(_chunks(facts, loop) for loop in inner) else "micro")
     gates = list(_gates(facts, step, train))
     if not gates:
         return None
@@ -85,6 +92,22 @@ def _of_step(facts: Facts, step: Step) -> Accumulation | Problem | None:
     if facts.program.source.of(gate).is_elif(gate):
         return Problem(gate, "gate", "it is an `elif`")
     return _read(facts, step, train, gate)
+
+
+def _chunks(facts: Facts, loop: Loop) -> bool:
+    """Whether a loop runs over as many parts of a batch on every rank: `x.chunk(4)`, `zip(x.split(n), y.split(n))`, `range(k)`."""
+
+    def parts(node: ast.expr | None) -> bool:
+        match node:
+            case ast.Call(func=ast.Name(id="zip" | "enumerate"), args=args):
+                return bool(args) and all(parts(a) for a in args)
+            case ast.Call(func=ast.Name(id="range")) | ast.Call(func=ast.Attribute(attr="chunk" | "split")):
+                return not facts.machine.marks_of(node.func) or isinstance(node.func, ast.Attribute)
+            case ast.Name():
+                return parts(definition(facts, node))
+        return False
+
+    return isinstance(loop, ast.For) and parts(loop.iter) and not any(isinstance(n, (ast.Break, ast.Continue, ast.Return)) for n in ast.walk(loop))
 
 
 def _gates(facts: Facts, step: Step, train: TrainLoop) -> Iterator[ast.If]:
@@ -122,11 +145,13 @@ def _read(facts: Facts, step: Step, train: TrainLoop, gate: ast.If) -> Accumulat
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
     reader = _Reader(facts, train)
     size, offset, counter, ends = None, 0, None, False
+    last: int | None = None
     for part in parts:
-        if reader.end(part):
-            ends = True
+        end = reader.end(part)
+        if end is not None:
+            ends, last = True, end
             continue
-        found = reader.modulo(part)
+        found = reader.modulo(part) or reader.reset(part, gate)
         if found is None or size is not None:
             return Problem(gate, "gate", "its condition isn't a count of batches modulo a number (and the end of the loader)")
         size, offset, counter = found
@@ -136,14 +161,24 @@ def _read(facts: Facts, step: Step, train: TrainLoop, gate: ast.If) -> Accumulat
     if isinstance(count, str):
         return Problem(gate, "gate", count)
     first, restarts = count
-    start = first + offset - 1
+    if last is not None and first - 1 + last:
+        return Problem(gate, "gate", "it compares the count with the loader's length, and they don't meet at the last batch")
+    restarts = restarts or (ends and reader.resets)  # a group that ends with the loader resets the count
+    start = _reduced(first + offset - 1, size)
     if ends and not restarts:
         return Problem(gate, "gate", "it ends a group with the loader, and its count goes on: groups of the next epoch would be cut elsewhere")
-    if start not in (0, -1) or (start and not restarts):
+    if start and not restarts:
         return Problem(gate, "gate", f"its groups don't begin with a batch (the count is off by {start})")
     if ends and len(train.loaders) != 1:
         return Problem(gate, "gate", "the loop runs over several loaders, so where it ends isn't one loader's end")
     return Accumulation(train, gate, size, ends, restarts, start, (step,), flag)
+
+
+def _reduced(start: int, size: ast.expr) -> int:
+    """A start of the count modulo the size, where that is a number; -1 stands for the one before 0."""
+    if not isinstance(size, ast.Constant) or not isinstance(size.value, int) or size.value < 1:
+        return start
+    return -1 if (start + 1) % size.value == 0 and size.value > 1 else start % size.value
 
 
 class _Reader:
@@ -152,6 +187,7 @@ class _Reader:
     def __init__(self, facts: Facts, train: TrainLoop) -> None:
         self.facts, self.train = facts, train
         self.counters: dict[str, ast.Name] = {}
+        self.resets = False
 
     def modulo(self, node: ast.expr) -> tuple[ast.expr, int, ast.Name] | None:
         """`(i + c) % k == r` as (k, c - r, i)."""
@@ -169,18 +205,32 @@ class _Reader:
             return None
         return size, one.get("", 0) - other.get("", 0), next(iter(self.counters.values()))
 
-    def end(self, node: ast.expr) -> bool:
-        """Whether a condition holds for the last batch of the loop's loader, and no other."""
+    def reset(self, node: ast.expr, gate: ast.If) -> tuple[ast.expr, int, ast.Name] | None:
+        """`count == k` where the gate sets `count` to 0: the same as `count % k == 0`."""
+        match node:
+            case ast.Compare(left=ast.Name(id=name) as counter, ops=[ast.Eq() | ast.GtE()], comparators=[size]) if _increments(self.train, name):
+                for statement in gate.body:
+                    match statement:
+                        case ast.Assign(targets=[ast.Name(id=other)], value=ast.Constant(value=0)) if other == name:
+                            self.resets = True
+                            return size, 0, counter
+        return None
+
+    def end(self, node: ast.expr) -> int | None:
+        """`i + c == len(loader)` as c; None where a condition isn't about the last batch of the loop's loader."""
         match node:
             case ast.Name() if (value := definition(self.facts, node)) is not None:
                 return self.end(value)
-            case ast.Compare(left=left, ops=[ast.Eq() | ast.GtE()], comparators=[right]):
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.GtE() as op], comparators=[right]):
                 one, other = self.linear(left, None), self.linear(right, None)
                 if one is None or other is None:
-                    return False
+                    return None
                 difference = {key: one.get(key, 0) - other.get(key, 0) for key in {*one, *other}}
-                return {k: v for k, v in difference.items() if v} in ({"i": 1, "n": -1, "": 1}, {"i": -1, "n": 1, "": -1})
-        return False
+                if difference.get("i") == 1 and difference.get("n") == -1:
+                    return difference.get("", 0)
+                if difference.get("i") == -1 and difference.get("n") == 1 and isinstance(op, ast.Eq):
+                    return -difference.get("", 0)
+        return None
 
     def linear(self, node: ast.expr, size: ast.expr | None, depth: int = 0) -> Linear | None:
         """An expression as a sum of the count, the loader's length, the group's size and a constant."""
@@ -204,8 +254,8 @@ class _Reader:
                 if _counts(self.facts, self.train, node.id):
                     self.counters.setdefault(node.id, node)
                     return {"i": 1} if len(self.counters) == 1 else None
-                value = definition(self.facts, node)
-                return self.linear(value, size, depth + 1) if value is not None else None
+                meant = definition(self.facts, node)
+                return self.linear(meant, size, depth + 1) if meant is not None else None
         return None
 
 
@@ -228,7 +278,12 @@ def _increments(train: TrainLoop, name: str) -> list[ast.AugAssign]:
     return [
         n
         for n in ast.walk(train.loop)
-        if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name) and n.target.id == name and isinstance(n.op, ast.Add) and isinstance(n.value, ast.Constant) and n.value.value == 1
+        if isinstance(n, ast.AugAssign)
+        and isinstance(n.target, ast.Name)
+        and n.target.id == name
+        and isinstance(n.op, ast.Add)
+        and isinstance(n.value, ast.Constant)
+        and n.value.value == 1
     ]
 
 
@@ -255,14 +310,22 @@ def _count(facts: Facts, train: TrainLoop, gate: ast.If, counter: ast.Name) -> t
         return "the gate stands deeper than the count"
     if any(isinstance(n, ast.Continue) for s in loop.body[:position] for n in ast.walk(s)):
         return f"`{name}` isn't counted for batches that are skipped"
-    others = [n for n in stores if source.statement(n) is not steps[0]]
+    reset = {n for s in gate.body if isinstance(s, ast.Assign) and isinstance(s.value, ast.Constant) and s.value.value == 0 for n in s.targets}
+    others = [n for n in stores if source.statement(n) is not steps[0] and n not in reset]
+    if len(others) == 2:  # made once, and set back in front of each run of the loop
+        others = [n for n in others if set(facts.loops(source.statement(n))) == set(facts.loops(loop)) and facts.loops(loop)]
     owner = facts.machine.owner(source.scope(counter), name)
     if owner is not facts.function(loop):
         return f"`{name}` belongs to another function"
     if len(others) != 1 or any(p is loop for p in source.ancestors(others[0])):
         return f"`{name}` is set in several places"
     made = source.statement(others[0])
-    if not isinstance(made, ast.Assign) or made.targets != [others[0]] or not isinstance(made.value, ast.Constant) or not isinstance(made.value.value, int):
+    if (
+        not isinstance(made, ast.Assign)
+        or made.targets != [others[0]]
+        or not isinstance(made.value, ast.Constant)
+        or not isinstance(made.value.value, int)
+    ):
         return f"`{name}` doesn't start with a number that is written here"
     around = set(facts.loops(loop))
     restarts = set(facts.loops(made)) == around
@@ -271,6 +334,15 @@ def _count(facts: Facts, train: TrainLoop, gate: ast.If, counter: ast.Name) -> t
     if not restarts and len(facts.callers(facts.function(loop))) > 1:
         return f"`{facts.function(loop).name}` runs several times, and its count with it"  # type: ignore[union-attr]
     return made.value.value + (1 if position < place else 0), restarts
+
+
+def begins_group(facts: Facts, found: Accumulation, gate: ast.AST) -> bool:
+    """Whether another condition of the loop holds for the first batch of each group."""
+    read = _Reader(facts, found.train).modulo(gate.test) if isinstance(gate, ast.If) and not gate.orelse else None
+    if read is None or not isinstance(gate, ast.If) or not same(facts, read[0], found.size):
+        return False
+    count = _count(facts, found.train, gate, read[2])
+    return not isinstance(count, str) and _reduced(count[0] + read[1] - 1, found.size) == _reduced(found.start - 1, found.size)
 
 
 # sameness and names --------------------------------------------------------------------------------------
@@ -374,8 +446,8 @@ def _elsewhere(facts: Facts, backward: Backward, size: ast.expr) -> Problem | No
             texts.append(node.value)
             wanted |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
     for text in texts:
-        for node in ast.walk(text):
-            if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and same(facts, node, size):
+        for part in ast.walk(text):
+            if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)) and same(facts, part, size):
                 return Problem(backward.call, "division", "the size of a group enters the loss in another way than by one division")
     for obj in facts.machine.at.get(backward.loss, NOTHING).objs:  # a helper that returns the divided loss
         site = obj.site

@@ -155,7 +155,8 @@ def definitions_cached(facts: Facts) -> list[ast.Assign | ast.AnnAssign]:
 
 def own_definitions(facts: Facts) -> list[ast.Assign | ast.AnnAssign]:
     """The definitions that stand in the file at hand."""
-    return [d for d in definitions_cached(facts) if facts.program.source.of(d) is facts.source or facts.source is facts.program.source]
+    here: object = facts.source  # a file, where a rule asks; all files otherwise
+    return [d for d in definitions_cached(facts) if here in (facts.program.source.of(d), facts.program.source)]
 
 
 def moves(facts: Facts) -> list[Move]:

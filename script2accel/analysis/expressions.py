@@ -463,11 +463,11 @@ class Expressions:
             for test in generator.ifs:
                 marks |= self.eval(test, scope).marks
         if isinstance(node, ast.DictComp):
-            obj = self.world.obj("dict", "", None, node)
+            obj = self.world.obj("dict", "", None, node, self.phase)
             self.eval(node.key, scope)
             value = self.eval(node.value, scope)
         else:
-            obj = self.world.obj("list", "", None, node)
+            obj = self.world.obj("list", "", None, node, self.phase)
             value = self.eval(node.elt, scope)
         self.locals.pop()
         self.add((obj, "*"), value)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from script2accel.analysis.machine import Machine
 from script2accel.analysis.program import Program
@@ -99,12 +99,20 @@ class Facts:
 
     def path(self, call: ast.Call) -> str:
         """The dotted path of what is called, if it is one name of a library; else ''."""
-        paths = {str(o.name) if o.kind == "external" else "" for o in self.machine.at.get(call.func, NOTHING).objs}
-        return paths.pop() if len(paths) == 1 else ""
+        return self._called[call][0] if call in self._called else ""
 
-    def any_path(self, call: ast.Call) -> list[str]:
+    def any_path(self, call: ast.Call) -> tuple[str, ...]:
         """Every dotted path that may be called."""
-        return [str(o.name) for o in self.machine.at.get(call.func, NOTHING).objs if o.kind == "external"]
+        return self._called[call][1] if call in self._called else ()
+
+    @cached_property
+    def _called(self) -> dict[ast.Call, tuple[str, tuple[str, ...]]]:
+        """Call -> the one path (or ''), and every path."""
+        table = {}
+        for call in self.calls:
+            paths = {str(o.name) if o.kind == "external" else "" for o in self.machine.at[call.func].objs}
+            table[call] = (next(iter(paths)) if len(paths) == 1 else "", tuple(sorted(paths - {""})))
+        return table
 
     def objects(self, node: ast.AST, role: str) -> tuple[Obj, ...]:
         """The objects of a role that an expression can hold, without what prepare put around them."""
@@ -351,9 +359,16 @@ class Facts:
             yield from ast.walk(statement)
 
 
-class View:
+if TYPE_CHECKING:
+    _Facts = Facts  # a view answers all that facts answer, by handing the question on
+else:
+    _Facts = object
+
+
+class View(_Facts):
     """The facts of a program as one of its files sees them: what is listed is that file's, what is asked is answered for all."""
 
+    source: Source  # type: ignore[assignment]
     LISTS = ("calls", "backwards", "forwards", "optimizer_steps", "scheduler_steps", "train_loops", "eval_loops")
 
     def __init__(self, facts: Facts, source: Source) -> None:
@@ -368,7 +383,7 @@ class View:
         value = getattr(self.facts, name)
         if name in self.LISTS:
             value = [item for item in value if self.source.root(_place(item)) is self.source.tree]
-            self.__dict__[name] = value
+        self.__dict__[name] = value
         return value
 
 

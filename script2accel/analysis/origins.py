@@ -9,7 +9,23 @@ from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.source import Scope
 
 DEPTH = 8  # how many calls up a parameter is followed
-PLAIN = (ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Dict, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)
+PLAIN = (
+    ast.Constant,
+    ast.Name,
+    ast.Attribute,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.IfExp,
+    ast.Subscript,
+    ast.Dict,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
+    ast.expr_context,
+)
 
 
 class NotKnownError(Exception):
@@ -78,7 +94,11 @@ class Origins:
 
     def _bindings(self, scope: ast.AST, name: str) -> dict[ast.stmt, None]:
         """The statements of a scope that set a name, imports and definitions left out."""
-        stores = [n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) and self.facts.source.scope(n) is scope]
+        stores = [
+            n
+            for n in ast.walk(scope)
+            if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) and self.facts.source.scope(n) is scope
+        ]
         return {self.facts.source.statement(n): None for n in sorted(stores, key=lambda n: n.lineno)}
 
     def _local(self, leaf: ast.expr, owner: ast.FunctionDef | ast.AsyncFunctionDef, name: str, depth: int) -> Origin:
@@ -90,7 +110,12 @@ class Origins:
         if len(stores) != 1:
             raise NotKnownError(leaf, f"`{name}` is set {len(stores)} times in `{owner.name}`")
         statement = next(iter(stores))
-        if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name) and plain(statement.value):
+        if (
+            isinstance(statement, ast.Assign)
+            and len(statement.targets) == 1
+            and isinstance(statement.targets[0], ast.Name)
+            and plain(statement.value)
+        ):
             return self._grouped(statement.value, depth)
         raise NotKnownError(leaf, f"`{name}` is computed in `{owner.name}`")
 
@@ -129,7 +154,11 @@ class Origins:
             if isinstance(node, ast.Attribute) and node.attr == names[0] and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
                 written.append(node)
         statement = self.facts.source.statement(written[0]) if len(written) == 1 else None
-        if not isinstance(statement, ast.Assign) or statement.targets != [written[0]] or getattr(self.facts.source.scope(statement), "name", "") != "__init__":
+        if (
+            not isinstance(statement, ast.Assign)
+            or statement.targets != [written[0]]
+            or getattr(self.facts.source.scope(statement), "name", "") != "__init__"
+        ):
             raise NotKnownError(leaf, f"`{text}` isn't set once, in `__init__`")
         if not plain(statement.value):
             raise NotKnownError(leaf, f"`{text}` is computed in `__init__`")
@@ -141,7 +170,11 @@ def plain(node: ast.expr) -> bool:
     """Whether an expression only reads: names, attributes, constants, arithmetic, comparisons, and conversions of these."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Call):
-            if ast.unparse(inner.func) not in ("int", "float", "bool", "max", "min", "round", "torch.cuda.is_available", "torch.cuda.is_bf16_supported") or inner.keywords:
+            if (
+                ast.unparse(inner.func)
+                not in ("int", "float", "bool", "max", "min", "round", "torch.cuda.is_available", "torch.cuda.is_bf16_supported")
+                or inner.keywords
+            ):
                 return False
         elif not isinstance(inner, PLAIN):
             return False
@@ -161,7 +194,9 @@ def argument(call: ast.Call, function: ast.FunctionDef | ast.AsyncFunctionDef, n
         return None
     if place is not None and 0 <= place < len(call.args):
         return call.args[place]
-    defaults: dict[str, ast.expr] = {a.arg: d for a, d in zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)}
+    defaults: dict[str, ast.expr] = {
+        a.arg: d for a, d in zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)
+    }
     defaults |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
     default = defaults.get(name)
     return default if isinstance(default, ast.Constant) else None

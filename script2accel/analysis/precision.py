@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from script2accel.analysis.context import quiet
 from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.analysis.origins import argument
 from script2accel.analysis.values import NOTHING
 from script2accel.knowledge import torch as names
 
@@ -29,7 +30,7 @@ class Autocast:
 
 @dataclass(frozen=True, eq=False)
 class ScalerUse:
-    """One expression (or parameter) that holds a GradScaler, and what is done with it there; `call` is the call of its method, or the one that it is given to."""
+    """One expression (or parameter) that holds a GradScaler, and what is done with it; `call` calls its method, or is given it."""
 
     node: ast.expr | ast.arg
     what: str
@@ -65,7 +66,9 @@ class HandMade:
                     if any(o.kind == "external" and names.AUTOCAST.match(str(o.name)) for o in self.facts.machine.at.get(target, NOTHING).objs):
                         yield self._found(decorator, decorator if isinstance(decorator, ast.Call) else None, None, node)
 
-    def _found(self, node: ast.AST, call: ast.Call | None, item: ast.withitem | None, where: With | ast.FunctionDef | ast.AsyncFunctionDef) -> Autocast:
+    def _found(
+        self, node: ast.AST, call: ast.Call | None, item: ast.withitem | None, where: With | ast.FunctionDef | ast.AsyncFunctionDef
+    ) -> Autocast:
         enabled = keyword(call, "enabled")
         off = isinstance(enabled, ast.Constant) and enabled.value is False
         inside = self.facts.in_module(where)
@@ -97,7 +100,12 @@ class HandMade:
             return ScalerUse(node, "bound")
         if isinstance(parent, ast.Attribute) and isinstance(above, ast.Call) and above.func is parent:
             return ScalerUse(node, parent.attr, above)
-        if isinstance(parent, ast.Compare) and len(parent.ops) == 1 and isinstance(parent.ops[0], (ast.Is, ast.IsNot)) and _is_none(parent.comparators[0]):
+        if (
+            isinstance(parent, ast.Compare)
+            and len(parent.ops) == 1
+            and isinstance(parent.ops[0], (ast.Is, ast.IsNot))
+            and _is_none(parent.comparators[0])
+        ):
             return ScalerUse(node, "test")
         if isinstance(parent, (ast.If, ast.IfExp)) and parent.test is node:
             return ScalerUse(node, "test")
@@ -126,8 +134,6 @@ def keyword(call: ast.Call | None, name: str) -> ast.expr | None:
 
 def definition(facts: Facts, node: ast.expr) -> ast.expr | None:
     """What a name, a parameter with one caller, or an attribute of `self` is set to, where one statement sets it."""
-    from script2accel.analysis.origins import argument
-
     source = facts.program.source
     scope = source.function(node)
     match node:
@@ -135,7 +141,9 @@ def definition(facts: Facts, node: ast.expr) -> ast.expr | None:
             owner = facts.machine.owner(source.scope(node), name)
             if not isinstance(owner, ast.AST):
                 return None
-            stores = [n for n in ast.walk(owner) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) and source.scope(n) is owner]
+            stores = [
+                n for n in ast.walk(owner) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) and source.scope(n) is owner
+            ]
             if not stores and isinstance(owner, FUNCTIONS):
                 given = [argument(c, owner, name, method=isinstance(source.scope(owner), ast.ClassDef)) for c in facts.callers(owner)]
                 return given[0] if len(given) == 1 else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from script2accel.change.plan import Edit, Lines, Remove, Splice, Unwrap, Wrap
 from script2accel.source import Source
@@ -133,6 +133,12 @@ def add_behind(source: Source, statement: ast.stmt, code: str, *, rank: int = 0)
     return (Lines(source.line_of(source.end(statement) - 1), _indented(source, statement, code), True, rank),)
 
 
+def append(source: Source, statement: ast.stmt, code: str) -> tuple[Edit, ...]:
+    """New lines right behind a statement's text: unlike lines that are added behind it, they go where it goes, under a new header too."""
+    lines = _indented(source, statement, code).replace("\n", source.newline)
+    return (Splice(source.end(statement), source.end(statement), source.newline + lines, True),)
+
+
 def _starts_line(source: Source, statement: ast.stmt) -> bool:
     start = source.start(statement)
     return not source.is_elif(statement) and not source.text[source.starts[source.line_of(start) - 1] : start].strip()
@@ -176,7 +182,9 @@ def dissolve(source: Source, node: ast.If | ast.With | ast.AsyncWith, block: lis
     inner, end = source.line_of(source.start(body[0])), source.line_of(source.end(body[-1]) - 1)
     if not source.alone(node) or source.is_elif(node) or not source.alone(body[0]) or not source.alone(body[-1]) or source.is_elif(body[0]):
         raise CannotEditError(node, "a block that shares its lines with others")
-    while inner - 1 > first and source.line_text(inner - 1).strip().startswith("#") and source.line_text(inner - 1).startswith(source.indent(body[0])):
+    while (
+        inner - 1 > first and source.line_text(inner - 1).strip().startswith("#") and source.line_text(inner - 1).startswith(source.indent(body[0]))
+    ):
         inner -= 1
     edits: list[Edit] = [Remove(first, inner - 1), Unwrap(inner, end, source.indent(node), source.indent(body[0]))]
     if end < last:
@@ -208,9 +216,10 @@ def ensure_import(source: Source, module: str, name: str) -> tuple[Edit, ...]:
     """`from module import name`, behind the last import of the file's head; nothing where it stands already."""
     head = import_head(source)
     for statement in head:
-        if isinstance(statement, ast.ImportFrom) and statement.module == module and statement.level == 0:
-            if any(alias.name == name and alias.asname is None for alias in statement.names):
-                return ()
+        if not isinstance(statement, ast.ImportFrom) or statement.module != module or statement.level:
+            continue
+        if any(alias.name == name and alias.asname is None for alias in statement.names):
+            return ()
     code = f"from {module} import {name}" if module else f"import {name}"
     if not module and any(isinstance(s, ast.Import) and any(a.name == name and a.asname is None for a in s.names) for s in head):
         return ()
@@ -226,7 +235,11 @@ def ensure_import(source: Source, module: str, name: str) -> tuple[Edit, ...]:
     documented = body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)
     if documented and source.alone(body[0]):
         return (Lines(source.line_of(source.end(body[0]) - 1), "\n" + code, True),)
-    return (Lines(source.line_of(source.start(body[0])), code + "\n"),) if body and _starts_line(source, body[0]) else (Splice(0, 0, code + source.newline),)
+    return (
+        (Lines(source.line_of(source.start(body[0])), code + "\n"),)
+        if body and _starts_line(source, body[0])
+        else (Splice(0, 0, code + source.newline),)
+    )
 
 
 def import_head(source: Source) -> list[ast.stmt]:

@@ -108,12 +108,17 @@ class Plan:
     def close(cls, source: Source, changes: Iterable[Change]) -> Plan:
         """Refuse contests, then whatever needed a refused change, until nothing falls."""
         plan = cls(source)
+        claimed: dict[int, list[tuple[Splice, Change]]] = {}
         for change in changes:
-            winner = next((other for other in plan.applied if _contest(change, other)), None)
+            claims = [(edit, range(source.line_of(edit.start), source.line_of(edit.end - 1) + 1)) for edit in change.edits if isinstance(edit, Splice) and edit.end > edit.start]
+            winner = next((owner for edit, lines in claims for line in lines for other, owner in claimed.get(line, ()) if _contest(edit, other)), None)
             if winner is not None:
                 plan.contested.append((change, winner))
-            else:
-                plan.applied.append(change)
+                continue
+            plan.applied.append(change)
+            for edit, lines in claims:
+                for line in lines:
+                    claimed.setdefault(line, []).append((edit, change))
         kept, _ = plan.keep(plan.applied, frozenset())
         plan.applied = list(kept)
         return plan
@@ -143,18 +148,12 @@ class Plan:
         return self.source.encode(_render(self.source, edits))
 
 
-def _contest(one: Change, other: Change) -> bool:
-    """Whether two changes replace overlapping text that neither encloses, or the same text differently."""
-    mine = [edit for edit in one.edits if isinstance(edit, Splice) and edit.end > edit.start]
-    theirs = [edit for edit in other.edits if isinstance(edit, Splice) and edit.end > edit.start]
-    for a in mine:
-        for b in theirs:
-            if a == b or a.end <= b.start or b.end <= a.start:
-                continue
-            inside = (a.start <= b.start and b.end <= a.end) or (b.start <= a.start and a.end <= b.end)
-            if not inside or (a.start, a.end) == (b.start, b.end):
-                return True
-    return False
+def _contest(one: Splice, other: Splice) -> bool:
+    """Whether two edits replace overlapping text that neither encloses, or the same text differently."""
+    if one == other or one.end <= other.start or other.end <= one.start:
+        return False
+    inside = (one.start <= other.start and other.end <= one.end) or (other.start <= one.start and one.end <= other.end)
+    return not inside or (one.start, one.end) == (other.start, other.end)
 
 
 def _render(source: Source, edits: Sequence[Edit]) -> str:

@@ -103,7 +103,9 @@ def _entries_first(found: list[Found]) -> list[Found]:
         except SourceError:
             continue
         for match in _IMPORT.finditer(raw):
-            imported.update(word.decode("ascii", "ignore") for word in re.split(rb"[\s,.()]+", match[1] or b"") + re.split(rb"[\s,.()]+", match[2] or b"") if word)
+            imported.update(
+                word.decode("ascii", "ignore") for word in re.split(rb"[\s,.()]+", match[1] or b"") + re.split(rb"[\s,.()]+", match[2] or b"") if word
+            )
     return sorted(found, key=lambda one: modules.get(one, "") in imported)
 
 

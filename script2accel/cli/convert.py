@@ -132,7 +132,7 @@ def write_together(run: Run, jobs: list[Job]) -> None:
 
 def _all_or_none(run: Run, approved: list[tuple[Job, Result]]) -> bool:
     """Write results; when one can't be written, take back those that were."""
-    done = []
+    done: list[str] = []
     for job, result in approved:
         if not run.write(job, result, job.file.target, job.file.data, job.file.path):
             for target in done:

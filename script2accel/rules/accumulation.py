@@ -1,11 +1,12 @@
 """Let Accelerate accumulate gradients.
 
-A loss divided by k and an optimizer that steps for every k-th batch become `gradient_accumulation_steps=k` and `with accelerator.accumulate(model):` around the loop's body;
-division and gate go together (the division kept gives 1/k of the gradient, the gate kept loses steps: measured). What else stood under the gate stands under
-`if accelerator.sync_gradients:`. A remainder at the end of the loader keeps its fate: stepped, carried over or dropped. A sum that wasn't divided stays a sum.
+A loss divided by k and an optimizer that steps for every k-th batch become `gradient_accumulation_steps=k` and `with
+accelerator.accumulate(model):` around the loop's body; division and gate go together (the division kept gives 1/k of the gradient, the gate
+kept loses steps: measured). What else stood under the gate stands under `if accelerator.sync_gradients:`. A remainder at the end of the
+loader keeps its fate: stepped, carried over or dropped. A sum that wasn't divided stays a sum.
 With `--gradient-accumulation-steps N` the same for scripts that have none.
-Left alone: an optimizer that steps as often as gradients are made, and loops that accumulate through the accelerator. Refused: chunks of one batch, counts that
-can't be followed, `no_sync` by hand.
+Left alone: an optimizer that steps as often as gradients are made, and loops that accumulate through the accelerator. Refused: chunks of
+one batch, counts that can't be followed, `no_sync` by hand.
 Source: https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation
 """
 
@@ -14,15 +15,26 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.accumulation import Accumulation, Division, Problem, accumulates, accumulations, division, path_of, same, trained_in
-from script2accel.analysis.facts import FUNCTIONS, LOOPS, Facts, TrainLoop
+from script2accel.analysis.accumulation import (
+    Accumulation,
+    Division,
+    Problem,
+    accumulates,
+    accumulations,
+    begins_group,
+    division,
+    path_of,
+    same,
+    trained_in,
+)
+from script2accel.analysis.facts import FUNCTIONS, LOOPS, TrainLoop, View
 from script2accel.analysis.homes import Homes
 from script2accel.analysis.precision import hand_made
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.change.edits import (
     CannotEditError,
     add_before,
-    add_behind,
+    append,
     dissolve,
     merge,
     remove_statement,
@@ -49,28 +61,58 @@ MICRO = Message(
     "several backward passes come to one optimizer step in an inner loop: how its batches come from the loader can't be shown",
     "let the loader give the small batches and step after k of them, and convert again",
 )
-DIVISION = Message("S2A413", Severity.ERROR, "gradients are accumulated by hand, and {why}", "divide the loss by the size of a group in one place, in front of the backward pass, and convert again")
-ZERO = Message("S2A414", Severity.ERROR, "gradients are accumulated by hand, and {why}", "zero the gradients right behind the step, and convert again")
+CHUNKS = Message(
+    "S2A423",
+    Severity.WARNING,
+    "warning: one batch is trained in parts, with one step: this stays as it is, and gradients are synchronised at every part (right, but slower)",
+    "don't launch it with DeepSpeed, which steps at every backward pass; give the loader the small batches to have Accelerate accumulate",
+)
+DIVISION = Message(
+    "S2A413",
+    Severity.ERROR,
+    "gradients are accumulated by hand, and {why}",
+    "divide the loss by the size of a group in one place, in front of the backward pass, and convert again",
+)
+ZERO = Message(
+    "S2A414", Severity.ERROR, "gradients are accumulated by hand, and {why}", "zero the gradients right behind the step, and convert again"
+)
 CLIP = Message(
     "S2A415",
     Severity.ERROR,
     "gradients are clipped here for every batch, while the optimizer steps for a group of them: partial sums would be clipped",
     "clip right in front of the step, and convert again",
 )
-MODEL = Message("S2A416", Severity.ERROR, "gradients are accumulated over this loop, and it has no name for {what}", "give the model to the function that holds the loop, and convert again")
-CONFLICT = Message("S2A417", Severity.ERROR, "this loop accumulates in another way than the one in line {first}: Accelerate has one way for the whole script", "use one size of groups, and convert again")
+MODEL = Message(
+    "S2A416",
+    Severity.ERROR,
+    "gradients are accumulated over this loop, and it has no name for {what}",
+    "give the model to the function that holds the loop, and convert again",
+)
+CONFLICT = Message(
+    "S2A417",
+    Severity.ERROR,
+    "this loop accumulates in another way than the one in line {first}: Accelerate has one way for the whole script",
+    "use one size of groups, and convert again",
+)
 ASKED = Message(
     "S2A418",
     Severity.ERROR,
     "accumulation over {wanted} batches is asked for, and this script accumulates over `{text}`",
     "leave --gradient-accumulation-steps out, or set the script's own number",
 )
-NO_SYNC = Message("S2A419", Severity.ERROR, "`{text}` chooses by hand when gradients are synchronised", "take it out (accumulate does it), and convert again")
-SHAPE = Message("S2A420", Severity.ERROR, "accumulation is asked for, and {why}", "write forward, backward, step and zero_grad in the loop itself, and convert again")
+NO_SYNC = Message(
+    "S2A419", Severity.ERROR, "`{text}` chooses by hand when gradients are synchronised", "take it out (accumulate does it), and convert again"
+)
+SHAPE = Message(
+    "S2A420",
+    Severity.ERROR,
+    "accumulation is asked for, and {why}",
+    "write forward, backward, step and zero_grad in the loop itself, and convert again",
+)
 HORIZON = Message(
     "S2A421",
     Severity.WARNING,
-    "warning: this scheduler counts batches (its horizon comes from the loader's length), so it goes on stepping once per batch while the optimizer steps once for {wanted}",
+    "warning: this scheduler's horizon comes from the loader's length, so it goes on stepping once per batch, while the optimizer steps once for {wanted}",
     "",
 )
 ENDED = Message("S2A422", Severity.NOTE, "the learning rate advances with optimizer steps, of which there are 1/{wanted} now", "")
@@ -78,7 +120,7 @@ EXAMPLES: list[tuple[str, str | None]] = []
 REASON = "the accelerator gathers the gradients of a group of batches, and synchronises them once"
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if accumulates(facts):
         return
     yield from _by_hand(facts)
@@ -98,15 +140,15 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
 
 
 def _told(found: Problem) -> Diagnostic:
-    message = {"gate": GATE, "micro": MICRO, "division": DIVISION, "zero": ZERO, "clip": CLIP, "shape": SHAPE}[found.kind]
+    message = {"gate": GATE, "micro": MICRO, "chunks": CHUNKS, "division": DIVISION}[found.kind]
     return message.at(getattr(found.node, "lineno", 1), getattr(found.node, "col_offset", 0) + 1, why=found.why)
 
 
-def _by_hand(facts: Facts) -> Iterator[Diagnostic]:
+def _by_hand(facts: View) -> Iterator[Diagnostic]:
     for node in facts.source.nodes:
-        if isinstance(node, ast.Attribute) and node.attr == "no_sync" and facts.roles.of_node(node.value) != "accelerator":
-            yield NO_SYNC.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
-        elif isinstance(node, ast.Attribute) and node.attr == "require_backward_grad_sync" and isinstance(node.ctx, ast.Store):
+        if (isinstance(node, ast.Attribute) and node.attr == "no_sync" and facts.roles.of_node(node.value) != "accelerator") or (
+            isinstance(node, ast.Attribute) and node.attr == "require_backward_grad_sync" and isinstance(node.ctx, ast.Store)
+        ):
             yield NO_SYNC.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
 
 
@@ -119,7 +161,7 @@ class _Stopped(Exception):
 class _Loop:
     """What both conversions need of a training loop."""
 
-    def __init__(self, facts: Facts, decisions: Decisions, train: TrainLoop) -> None:
+    def __init__(self, facts: View, decisions: Decisions, train: TrainLoop) -> None:
         self.facts, self.decisions, self.train = facts, decisions, train
         self.source, self.loop = facts.program.source.of(train.loop), train.loop
         self.homes = Homes(facts.program)
@@ -130,7 +172,9 @@ class _Loop:
         for model in trained_in(self.facts, self.train):
             path = path_of(self.facts, self.homes, model, place)
             if path is None:
-                raise _Stopped(MODEL.at(self.loop.lineno, what=f"the {self.facts.roles.of(model) or 'model'} of line {getattr(model.site, 'lineno', 0)}"))
+                raise _Stopped(
+                    MODEL.at(self.loop.lineno, what=f"the {self.facts.roles.of(model) or 'model'} of line {getattr(model.site, 'lineno', 0)}")
+                )
             found.append(path)
         return list(dict.fromkeys(found))
 
@@ -177,13 +221,17 @@ class _Loop:
 
     def clips(self) -> list[ast.Call]:
         """The gradient clips that run in the loop."""
-        return [c for c in self.facts.program.calls if any(names.CLIP_NORM.match(p) or names.CLIP_VALUE.match(p) for p in self.facts.program.any_path(c)) and self.facts.inside(self.loop, c)]
+        return [
+            c
+            for c in self.facts.program.calls
+            if any(names.CLIP_NORM.match(p) or names.CLIP_VALUE.match(p) for p in self.facts.program.any_path(c)) and self.facts.inside(self.loop, c)
+        ]
 
 
 class _Conversion(_Loop):
     """One hand-made accumulation."""
 
-    def __init__(self, facts: Facts, decisions: Decisions, found: Accumulation) -> None:
+    def __init__(self, facts: View, decisions: Decisions, found: Accumulation) -> None:
         super().__init__(facts, decisions, found.train)
         self.found, self.gate, self.edits = found, found.gate, list[tuple[Edit, ...]]()
 
@@ -214,7 +262,10 @@ class _Conversion(_Loop):
         if found.ends:
             name, text = "gradient_accumulation_steps", decisions.reads(found.size)
         else:
-            name, text = "gradient_accumulation_plugin", f"GradientAccumulationPlugin(num_steps={decisions.reads(found.size)}, sync_with_dataloader=False)"
+            name, text = (
+                "gradient_accumulation_plugin",
+                f"GradientAccumulationPlugin(num_steps={decisions.reads(found.size)}, sync_with_dataloader=False)",
+            )
             decisions.imports["accelerate.utils", "GradientAccumulationPlugin"] = None
         known = {k: v for k, v in decisions.arguments.items() if k.startswith("gradient_accumulation")}
         if known and not self._equal(known, name):
@@ -277,7 +328,7 @@ class _Conversion(_Loop):
                 raise _Stopped(ZERO.at(call.lineno, why="gradients are zeroed in another function for every batch"))
             elif self._each_run(call) and (not found.ends or self.leaves()):
                 self._of_models(call)
-        if dropped and not found.ends and self.facts.all_loops(self.loop):
+        if dropped and found.restarts and (not found.ends or self.leaves()) and self.facts.all_loops(self.loop):
             text = "\n".join(f"{name}.zero_grad()" for name in self.models(self.loop))
             self.edits.append(add_before(self.source, self.loop, text, rank=7))
 
@@ -299,24 +350,16 @@ class _Conversion(_Loop):
 
     def _first_of_group(self, call: ast.Call, last: ast.Call) -> None:
         """`if i % k == 0: optimizer.zero_grad()` in front of the forward pass moves behind the step."""
-        from script2accel.analysis.accumulation import _count, _Reader
-
         statement = self.source.statement(call)
         gate = self.source.parents[statement]
-        reader = _Reader(self.facts, self.train)
-        read = reader.modulo(gate.test) if isinstance(gate, ast.If) and gate.body == [statement] and not gate.orelse else None
-        count = _count(self.facts, self.train, gate, read[2]) if read is not None and isinstance(gate, ast.If) else ""
-        fits = read is not None and not isinstance(count, str) and same(self.facts, read[0], self.found.size) and count[0] + read[1] - 1 == self.found.start - 1
-        if not fits or call.lineno > min(b.call.lineno for b in self.train.backwards) or not isinstance(gate, ast.If) or self.source.is_elif(gate):
+        alone = isinstance(gate, ast.If) and gate.body == [statement] and not self.source.is_elif(gate)
+        first = min(b.call.lineno for b in self.train.backwards)
+        if not isinstance(gate, ast.If) or not alone or call.lineno > first or not begins_group(self.facts.program, self.found, gate):
             raise _Stopped(ZERO.at(call.lineno, why="gradients are zeroed for every batch, which loses all but the last of a group"))
-        self.edits.append(remove_statement(self.source, gate))
-        text = f"{self.source.segment(call)}"
-        if self.of_model(call) and self.source.block(self.source.statement(last)) is not self.gate.body:
-            raise _Stopped(ZERO.at(call.lineno, why="gradients of the model are zeroed far from the step"))
-        step = self.source.statement(last)
         if self.of_model(call):
             raise _Stopped(ZERO.at(call.lineno, why="the model's own `zero_grad` isn't gated by the accelerator"))
-        self.edits.append(add_behind(self.source, step, text))
+        self.edits.append(remove_statement(self.source, gate))
+        self.edits.append(append(self.source, self.source.statement(last), self.source.segment(call)))
 
     # the loss --------------------------------------------------------------------------------------------
 
@@ -366,7 +409,9 @@ class _Conversion(_Loop):
                     self.edits.append(self._keep(whole, value))
                 continue
             parent = source.parents[node]
-            loose = isinstance(parent, (ast.Call, ast.Return, ast.Assign, ast.FormattedValue, ast.keyword, ast.Tuple, ast.List, ast.Dict, ast.Expr)) and node is not getattr(parent, "func", None)
+            loose = isinstance(
+                parent, (ast.Call, ast.Return, ast.Assign, ast.FormattedValue, ast.keyword, ast.Tuple, ast.List, ast.Dict, ast.Expr)
+            ) and node is not getattr(parent, "func", None)
             text = f"{node.id} / {by}" if loose else f"({node.id} / {by})"
             self.edits.append(replace(source, node, text))
 
@@ -376,7 +421,9 @@ class _Conversion(_Loop):
         value: ast.expr = node
         while True:
             parent = source.parents[value]
-            if isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Call) and (parent.func is value or (isinstance(parent.func, ast.Name) and parent.func.id == "float"))):
+            if isinstance(parent, ast.Attribute) or (
+                isinstance(parent, ast.Call) and (parent.func is value or (isinstance(parent.func, ast.Name) and parent.func.id == "float"))
+            ):
                 value = parent
                 continue
             break
@@ -390,7 +437,9 @@ class _Conversion(_Loop):
         source = self.source
         start, end = source.start(whole), source.end(whole)
         inner_start, inner_end = source.outer(value)
-        return merge([replace_range(start, inner_start, "") if start < inner_start else (), replace_range(inner_end, end, "") if inner_end < end else ()])
+        return merge(
+            [replace_range(start, inner_start, "") if start < inner_start else (), replace_range(inner_end, end, "") if inner_end < end else ()]
+        )
 
     # the count -------------------------------------------------------------------------------------------
 
@@ -404,7 +453,7 @@ class _Conversion(_Loop):
 class _Asked(_Loop):
     """Accumulation that the script doesn't have, and the user wants."""
 
-    def __init__(self, facts: Facts, decisions: Decisions, train: TrainLoop, wanted: int) -> None:
+    def __init__(self, facts: View, decisions: Decisions, train: TrainLoop, wanted: int) -> None:
         super().__init__(facts, decisions, train)
         self.wanted, self.edits = wanted, list[tuple[Edit, ...]]()
 
@@ -461,7 +510,7 @@ class _Asked(_Loop):
             if self.of_model(call):
                 moved = f"if {self.decisions.accelerator(call)}.sync_gradients:\n\t{moved}"
         if moved is not None:
-            self.edits.append(add_behind(self.source, step, moved, rank=-1))
+            self.edits.append(append(self.source, step, moved))
 
     def _clips(self) -> None:
         for clip in self.clips():
@@ -484,7 +533,7 @@ class _Asked(_Loop):
             yield ENDED.at(step.call.lineno, step.call.col_offset + 1, wanted=self.wanted)
 
 
-def _counts_batches(facts: Facts, obj: Obj, depth: int) -> bool:
+def _counts_batches(facts: View, obj: Obj, depth: int) -> bool:
     """Whether a loader's length enters the making of a scheduler."""
     if depth > 6:
         return False

@@ -1,7 +1,7 @@
 """Let Accelerate run the backward pass.
 
-`loss.backward()` knows nothing of gradient scaling and of accumulation; `accelerator.backward(loss)` does, and takes the place of `scaler.scale(loss).backward()` too.
-Keyword arguments are passed on.
+`loss.backward()` knows nothing of gradient scaling and of accumulation; `accelerator.backward(loss)` does, and takes the place of
+`scaler.scale(loss).backward()` too. Keyword arguments are passed on.
 Left alone when it already goes through the accelerator, or isn't a tensor's.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#training-loop
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Backward, Facts
+from script2accel.analysis.facts import Backward, View
 from script2accel.change.edits import call_function, replace
 from script2accel.change.plan import Change, Edit, Splice
 from script2accel.decisions import Decisions
@@ -20,7 +20,7 @@ from script2accel.diagnostics import Diagnostic
 CODE, NAME = "S2A202", "backward"
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for backward in facts.backwards:
         if backward.done or facts.in_module(backward.call):
             continue
@@ -31,10 +31,12 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
             edits = _unscaled(facts, backward, f"{accelerator}.backward(")
         else:
             edits = call_function(facts.source, backward.call, f"{accelerator}.backward")
-        yield Change(CODE, NAME, "the accelerator runs the backward pass: it scales and synchronises gradients", backward.call.lineno, edits, source="R06")
+        yield Change(
+            CODE, NAME, "the accelerator runs the backward pass: it scales and synchronises gradients", backward.call.lineno, edits, source="R06"
+        )
 
 
-def _unscaled(facts: Facts, backward: Backward, function: str) -> tuple[Edit, ...]:
+def _unscaled(facts: View, backward: Backward, function: str) -> tuple[Edit, ...]:
     """`scaler.scale(loss).backward(a)` -> `function(loss, a)`."""
     source, call = facts.source, backward.call
     start, end = source.outer(backward.loss)

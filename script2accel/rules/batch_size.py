@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.change.edits import replace_range
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -19,7 +19,7 @@ from script2accel.diagnostics import Diagnostic
 CODE, NAME = "S2A208", "batch-size"
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for node in facts.source.nodes:
         if isinstance(node, ast.Attribute) and node.attr == "batch_size" and decisions.prepared_here(node.value, "loader"):
             edits = replace_range(facts.source.end(node) - len("batch_size"), facts.source.end(node), "total_batch_size")

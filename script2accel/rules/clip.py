@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.change.edits import replace
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -26,7 +26,7 @@ EXTRA = Message(
 )
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for call in facts.calls:
         paths = facts.any_path(call)
         norm = any(names.CLIP_NORM.match(path) for path in paths)

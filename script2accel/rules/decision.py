@@ -1,7 +1,7 @@
 """Let all ranks decide alike.
 
-A training loss is each rank's own: a best checkpoint, an early stop or a plateau scheduler that asks it would decide differently on each rank. The number is averaged over
-the ranks in front of the first decision; with one process it stays what it is, to the bit.
+A training loss is each rank's own: a best checkpoint, an early stop or a plateau scheduler that asks it would decide differently on each
+rank. The number is averaged over the ranks in front of the first decision; with one process it stays what it is, to the bit.
 Left alone when the number is gathered, computed on every rank alike, or only printed. Refused where a value of one batch decides
 about a backward pass, how often it runs, a step, or the end of a loop.
 Source: https://huggingface.co/docs/accelerate/package_reference/utilities
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.analysis.facts import FUNCTIONS, View
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.change.edits import CannotEditError, add_before, ensure_import, merge
 from script2accel.change.plan import Change
@@ -29,7 +29,7 @@ APART = Message(
 )
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     averaged: list[tuple[str, ast.stmt]] = []
     for node, test, what in _decisions(facts):
         if facts.in_module(node) or facts.inside_class(node, facts.dataset_classes):
@@ -42,7 +42,9 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         if not wanted and not inside:
             continue
         if inside or len(names) != len(wanted) or not all(_number(facts, n) for n in names) or not _plain(facts, node):
-            evidence = tuple(Evidence(getattr(m, "lineno", 0), "here each rank gets its own") for m in sorted(marks, key=lambda m: getattr(m, "lineno", 0)))
+            evidence = tuple(
+                Evidence(getattr(m, "lineno", 0), "here each rank gets its own") for m in sorted(marks, key=lambda m: getattr(m, "lineno", 0))
+            )
             yield APART.at(node.lineno, node.col_offset + 1, test=facts.source.segment(test)[:60], what=what, evidence=evidence)  # type: ignore[attr-defined]
             continue
         unique = list(dict.fromkeys(n.id for n in names))
@@ -57,7 +59,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         yield Change(CODE, NAME, f"it decides about {what}: averaged over the ranks, so that all decide alike", statement.lineno, edits, source="R90")
 
 
-def _decisions(facts: Facts) -> Iterator[tuple[ast.AST, ast.expr, str]]:
+def _decisions(facts: View) -> Iterator[tuple[ast.AST, ast.expr, str]]:
     """(place, the expression that decides, about what) in the order of the text."""
     found: list[tuple[ast.AST, ast.expr, str]] = []
     for node in facts.source.nodes:
@@ -76,19 +78,21 @@ def _decisions(facts: Facts) -> Iterator[tuple[ast.AST, ast.expr, str]]:
     yield from sorted(found, key=lambda item: item[0].lineno)  # type: ignore[attr-defined]
 
 
-def _same_length(facts: Facts, length: ast.expr) -> bool:
+def _same_length(facts: View, length: ast.expr) -> bool:
     """Whether all batches agree: only sizes, the first left out, of batches that the default collation makes of a TensorDataset."""
     sized: set[ast.AST] = set()
     for node in ast.walk(length):
         match node:
             case ast.Call(func=ast.Attribute(value=batch, attr="size"), args=[ast.Constant(value=int(axis))]) if axis != 0 and _uniform(facts, batch):
                 sized |= set(ast.walk(node))
-            case ast.Subscript(value=ast.Attribute(value=batch, attr="shape"), slice=ast.Constant(value=int(axis))) if axis != 0 and _uniform(facts, batch):
+            case ast.Subscript(value=ast.Attribute(value=batch, attr="shape"), slice=ast.Constant(value=int(axis))) if axis != 0 and _uniform(
+                facts, batch
+            ):
                 sized |= set(ast.walk(node))
     return all(node in sized for node in ast.walk(length) if isinstance(node, ast.Name) and facts.machine.marks_of(node))
 
 
-def _uniform(facts: Facts, batch: ast.expr) -> bool:
+def _uniform(facts: View, batch: ast.expr) -> bool:
     """Whether an expression is a tensor straight from a loader without a `collate_fn` over a TensorDataset."""
     objs = facts.machine.at.get(batch, NOTHING).objs
     return bool(objs) and all(_from_tensors(o) for o in objs)
@@ -103,7 +107,7 @@ def _from_tensors(obj: Obj) -> bool:
     return tensors and not {"collate_fn", "batch_sampler"} & set(loader.keywords)
 
 
-def _at_stake(facts: Facts, node: ast.If | ast.While | ast.For) -> str:
+def _at_stake(facts: View, node: ast.If | ast.While | ast.For) -> str:
     blocks = [*node.body, *node.orelse]
     if isinstance(node, ast.While) and (any(b.call for b in facts.backwards if facts.inside(node, b.call))):
         return "how long training runs"
@@ -116,16 +120,19 @@ def _at_stake(facts: Facts, node: ast.If | ast.While | ast.For) -> str:
     for forward in facts.forwards if _synchronises(facts) else ():
         if any(o.kind == "prepared" for o in facts.machine.at[forward.call.func].objs) and any(facts.inside(s, forward.call) for s in blocks):
             return "a forward pass of the wrapped model"
-    if any(loop in facts.training_loops for loop in facts.all_loops(node)) or facts.function(node) in {facts.function(loop) for loop in facts.training_loops}:
+    if any(loop in facts.training_loops for loop in facts.all_loops(node)) or facts.function(node) in {
+        facts.function(loop) for loop in facts.training_loops
+    }:
         for inner in _own(blocks):
             if isinstance(inner, ast.Return) and _trains(facts, node):
                 return "the end of a loop"
             if isinstance(inner, (ast.Break, ast.Continue)) and _leaves_training(facts, inner):
                 return "the end of a loop"
     for call in facts.calls:
-        if (facts.path(call) == "torch.save" or (isinstance(call.func, ast.Attribute) and call.func.attr in ("save", "save_state", "get_state_dict", "save_pretrained"))) and any(
-            facts.inside(s, call) for s in blocks
-        ):
+        if (
+            facts.path(call) == "torch.save"
+            or (isinstance(call.func, ast.Attribute) and call.func.attr in ("save", "save_state", "get_state_dict", "save_pretrained"))
+        ) and any(facts.inside(s, call) for s in blocks):
             return "a checkpoint"
     for step in facts.scheduler_steps:
         if any(facts.inside(s, step.call) for s in blocks):
@@ -133,12 +140,12 @@ def _at_stake(facts: Facts, node: ast.If | ast.While | ast.For) -> str:
     return ""
 
 
-def _synchronises(facts: Facts) -> bool:
+def _synchronises(facts: View) -> bool:
     """Whether a forward pass of a wrapped model talks to the other ranks: where it has buffers to share."""
     return any(names_.BATCH_NORM.match(facts.path(call)) for call in facts.program.calls)
 
 
-def _leaves_training(facts: Facts, jump: ast.AST) -> bool:
+def _leaves_training(facts: View, jump: ast.AST) -> bool:
     """Whether a jump leaves, or skips a turn of, a loop that holds a backward pass, a step, or a forward that synchronises."""
     loops = facts.loops(jump)
     if not loops:
@@ -149,7 +156,7 @@ def _leaves_training(facts: Facts, jump: ast.AST) -> bool:
     return any(facts.inside(loops[0], place) for place in places)
 
 
-def _trains(facts: Facts, node: ast.AST) -> bool:
+def _trains(facts: View, node: ast.AST) -> bool:
     """Whether the function that a return would leave trains: it holds a training loop, a backward pass, a step, a forward pass."""
     function = facts.function(node)
     places = [*facts.training_loops, *(b.call for b in facts.backwards), *(s.call for s in facts.optimizer_steps), *(f.call for f in facts.forwards)]
@@ -166,7 +173,7 @@ def _own(block: list[ast.stmt]) -> Iterator[ast.AST]:
         waiting += ast.iter_child_nodes(node)
 
 
-def _marked_names(facts: Facts, test: ast.expr) -> list[ast.expr]:
+def _marked_names(facts: View, test: ast.expr) -> list[ast.expr]:
     """The smallest names, attributes and calls of an expression that differ between ranks."""
     found: list[ast.expr] = []
 
@@ -186,7 +193,7 @@ def _marked_names(facts: Facts, test: ast.expr) -> list[ast.expr]:
     return found
 
 
-def _covered(facts: Facts, node: ast.expr, place: ast.AST, averaged: list[tuple[str, ast.stmt]]) -> bool:
+def _covered(facts: View, node: ast.expr, place: ast.AST, averaged: list[tuple[str, ast.stmt]]) -> bool:
     """Whether the name was averaged in front of an earlier statement of the same block, and not set since."""
     if not isinstance(node, ast.Name):
         return False
@@ -203,7 +210,7 @@ def _covered(facts: Facts, node: ast.expr, place: ast.AST, averaged: list[tuple[
     return False
 
 
-def _follows(facts: Facts, node: ast.expr, averaged: list[tuple[str, ast.stmt]]) -> bool:
+def _follows(facts: View, node: ast.expr, averaged: list[tuple[str, ast.stmt]]) -> bool:
     """Whether a name only ever holds constants and copies of other names: `best = loss`."""
     if not isinstance(node, ast.Name):
         return False
@@ -212,21 +219,30 @@ def _follows(facts: Facts, node: ast.expr, averaged: list[tuple[str, ast.stmt]])
     if len(assigned) != sum(isinstance(n, ast.Name) and n.id == node.id and isinstance(n.ctx, ast.Store) for n in ast.walk(scope)):
         return False  # summed up, or bound in another way
     return bool(assigned) and all(
-        isinstance(v, (ast.Constant, ast.Name)) or (isinstance(v, ast.UnaryOp) and isinstance(v.operand, ast.Constant)) or not facts.machine.marks_of(v) or _picks(v, node.id) for v in assigned
+        isinstance(v, (ast.Constant, ast.Name))
+        or (isinstance(v, ast.UnaryOp) and isinstance(v.operand, ast.Constant))
+        or not facts.machine.marks_of(v)
+        or _picks(v, node.id)
+        for v in assigned
     )
 
 
 def _picks(value: ast.expr, name: str) -> bool:
     """`best = max(acc, best)`."""
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("min", "max") and any(isinstance(a, ast.Name) and a.id == name for a in value.args)
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id in ("min", "max")
+        and any(isinstance(a, ast.Name) and a.id == name for a in value.args)
+    )
 
 
-def _plain(facts: Facts, node: ast.AST) -> bool:
+def _plain(facts: View, node: ast.AST) -> bool:
     """Whether every rank comes to the place."""
     return not any(isinstance(p, ast.If) and facts.machine.marks_of(p.test) for p in facts.source.ancestors(node))
 
 
-def _number(facts: Facts, node: ast.expr) -> bool:
+def _number(facts: View, node: ast.expr) -> bool:
     """Whether a value is a Python float: an average or a loss's `.item()`."""
     objs = facts.machine.at.get(node, NOTHING).objs
     return bool(objs) and all(_float(facts, o, frozenset()) for o in objs) and any(o.kind != "const" for o in objs)
@@ -243,7 +259,7 @@ def _foreign(obj: Obj) -> bool:
     return callee is not None and callee.kind == "external" and str(callee.name).split(".")[0] not in ("torch", "torchvision")
 
 
-def _float(facts: Facts, obj: Obj, seen: frozenset[Obj]) -> bool:
+def _float(facts: View, obj: Obj, seen: frozenset[Obj]) -> bool:
     if len(seen) > 40:
         return False
     if obj.kind == "const":

@@ -13,7 +13,7 @@ import copy
 from collections.abc import Iterator
 
 from script2accel.analysis.devices import Move, fixed_device, from_prepared_loader, moves
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.analysis.values import Obj
 from script2accel.change.edits import merge, remove_statement, replace_range
 from script2accel.change.plan import Change, Edit
@@ -30,7 +30,7 @@ NOWHERE = Message(
 )
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     source = facts.source
     dropped: list[Move] = []
     for move in moves(facts):
@@ -45,11 +45,18 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
                 continue
             extra = "".join(f", {part}" for part in move.rest) + (", non_blocking=True" if move.non_blocking else "")
             edits = replace_range(source.dot(move.call.func), source.end(move.call), f".to({device}{extra})")  # type: ignore[arg-type]
-            yield Change(CODE, NAME, "made in the script, so Accelerate doesn't move it: it goes to the accelerator's device", move.call.lineno, edits, source="R04")
+            yield Change(
+                CODE,
+                NAME,
+                "made in the script, so Accelerate doesn't move it: it goes to the accelerator's device",
+                move.call.lineno,
+                edits,
+                source="R04",
+            )
     yield from _drop(facts, decisions, dropped)
 
 
-def _placed_by_accelerate(facts: Facts, decisions: Decisions, move: Move) -> bool:
+def _placed_by_accelerate(facts: View, decisions: Decisions, move: Move) -> bool:
     if facts.in_module(move.call):
         return False
     models = [*facts.roles.objects(move.receiver, "model"), *facts.roles.objects(move.receiver, "criterion")]
@@ -58,19 +65,24 @@ def _placed_by_accelerate(facts: Facts, decisions: Decisions, move: Move) -> boo
     return from_prepared_loader(facts, move.receiver)
 
 
-def _runs_before(facts: Facts, model: Obj) -> bool:
+def _runs_before(facts: View, model: Obj) -> bool:
     """Whether the model runs, or goes to a library that may run it, before it is prepared."""
     for what, node in facts.machine.uses.get(model, ()):
         if what == "call" and not facts.in_module(node):
             return True
         if what.startswith(".") and what[1:] not in MODULE_API | MODULE_NAMED and isinstance(node, ast.Call) and _raw(facts, node):
             return True
-        if what == "given" and isinstance(node, ast.Call) and facts.path(node).partition(".")[0] not in ("torch", "copy", "transformers") and "." in facts.path(node):
+        if (
+            what == "given"
+            and isinstance(node, ast.Call)
+            and facts.path(node).partition(".")[0] not in ("torch", "copy", "transformers")
+            and "." in facts.path(node)
+        ):
             return facts.roles.of_node(node) not in ("optimizer", "scheduler")
     return False
 
 
-def _raw(facts: Facts, call: ast.Call) -> bool:
+def _raw(facts: View, call: ast.Call) -> bool:
     """Whether the model whose method is called has not been prepared, nor unwrapped again."""
     if not isinstance(call.func, ast.Attribute) or facts.in_module(call) or "unwrap_model" in facts.source.segment(call.func):
         return False
@@ -86,7 +98,7 @@ def _is_cpu(move: Move) -> bool:
     return False
 
 
-def _drop(facts: Facts, decisions: Decisions, dropped: list[Move]) -> Iterator[Change]:
+def _drop(facts: View, decisions: Decisions, dropped: list[Move]) -> Iterator[Change]:
     source = facts.source
     by_statement: dict[ast.stmt, list[Move]] = {}
     for move in dropped:
@@ -100,7 +112,9 @@ def _drop(facts: Facts, decisions: Decisions, dropped: list[Move]) -> Iterator[C
         gone -= set(inner)
         for statement in inner:
             by_statement.pop(statement)
-        yield Change(CODE, NAME, "prepare and the prepared loader place models and batches", block.lineno, remove_statement(source, block), source="R04")
+        yield Change(
+            CODE, NAME, "prepare and the prepared loader place models and batches", block.lineno, remove_statement(source, block), source="R04"
+        )
     for statement, found in by_statement.items():
         if statement in gone:
             edits: tuple[Edit, ...] = remove_statement(source, statement)
@@ -109,7 +123,7 @@ def _drop(facts: Facts, decisions: Decisions, dropped: list[Move]) -> Iterator[C
         yield Change(CODE, NAME, "prepare and the prepared loader place models and batches", statement.lineno, edits, source="R04")
 
 
-def _cut(facts: Facts, move: Move) -> tuple[Edit, ...]:
+def _cut(facts: View, move: Move) -> tuple[Edit, ...]:
     rest = f".to({', '.join(move.rest)})" if move.rest else ""
     return replace_range(facts.source.dot(move.call.func), facts.source.end(move.call), rest)  # type: ignore[arg-type]
 
@@ -125,7 +139,7 @@ class _Bare(ast.NodeTransformer):
         return node.func.value if getattr(node, "_place", None) in self.calls and isinstance(node.func, ast.Attribute) else node
 
 
-def _nothing_left(facts: Facts, statement: ast.stmt, found: list[Move]) -> bool:
+def _nothing_left(facts: View, statement: ast.stmt, found: list[Move]) -> bool:
     """Whether the statement only moved things: `x = x.to(device)`, `model.cuda()`, `a, b = a.to(d), b.to(d)`."""
     if any(move.rest for move in found):
         return False
@@ -149,28 +163,41 @@ def _same_container(target: ast.expr, value: ast.expr) -> bool:
     """`batch = {k: v for k, v in batch.items()}`, `batch = [t for t in batch]`, `batch = tuple(t for t in batch)`."""
     name = ast.unparse(target)
     match value:
-        case ast.DictComp(key=ast.Name(id=k), value=ast.Name(id=v), generators=[ast.comprehension(target=ast.Tuple(elts=[ast.Name(id=k2), ast.Name(id=v2)]), iter=items, ifs=[])]):
+        case ast.DictComp(
+            key=ast.Name(id=k),
+            value=ast.Name(id=v),
+            generators=[ast.comprehension(target=ast.Tuple(elts=[ast.Name(id=k2), ast.Name(id=v2)]), iter=items, ifs=[])],
+        ):
             return (k, v) == (k2, v2) and ast.unparse(items) == f"{name}.items()"
         case ast.ListComp(elt=ast.Name(id=e), generators=[ast.comprehension(target=ast.Name(id=e2), iter=items, ifs=[])]):
             return e == e2 and ast.unparse(items) == name
-        case ast.Call(func=ast.Name(id="tuple" | "list"), args=[ast.GeneratorExp(elt=ast.Name(id=e), generators=[ast.comprehension(target=ast.Name(id=e2), iter=items, ifs=[])])]):
+        case ast.Call(
+            func=ast.Name(id="tuple" | "list"),
+            args=[ast.GeneratorExp(elt=ast.Name(id=e), generators=[ast.comprehension(target=ast.Name(id=e2), iter=items, ifs=[])])],
+        ):
             return e == e2 and ast.unparse(items) == name
     return False
 
 
-def _empty_blocks(facts: Facts, gone: set[ast.stmt]) -> list[ast.If]:
+def _empty_blocks(facts: View, gone: set[ast.stmt]) -> list[ast.If]:
     """`if use_cuda:` blocks of which nothing is left, with tests that only read."""
     found: list[ast.If] = []
     for statement in gone:
         parent = facts.source.parents[statement]
-        if isinstance(parent, ast.If) and parent not in found and not parent.orelse and all(s in gone for s in parent.body) and _only_reads(facts, parent.test):
+        if (
+            isinstance(parent, ast.If)
+            and parent not in found
+            and not parent.orelse
+            and all(s in gone for s in parent.body)
+            and _only_reads(facts, parent.test)
+        ):
             outer = facts.source.parents[parent]
             if facts.source.alone(parent) and not (isinstance(outer, ast.If) and parent in outer.orelse):
                 found.append(parent)
     return found
 
 
-def _only_reads(facts: Facts, test: ast.expr) -> bool:
+def _only_reads(facts: View, test: ast.expr) -> bool:
     return all(CUDA_QUERY.match(facts.path(call)) or facts.path(call) == "len" for call in ast.walk(test) if isinstance(call, ast.Call)) and not any(
         isinstance(n, (ast.NamedExpr, ast.Await, ast.Yield)) for n in ast.walk(test)
     )

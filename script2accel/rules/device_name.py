@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.devices import own_definitions
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import merge, replace, wrap_expression
 from script2accel.change.plan import Change
@@ -21,11 +21,18 @@ from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A101", "device-name"
-NO_EFFECT = Message("S2A111", Severity.NOTE, "`{flag}` no longer decides anything: the launcher gives each process its device", "drop the flag, or keep it for old command lines")
-STRING_METHODS = frozenset({"startswith", "endswith", "lower", "upper", "split", "rsplit", "partition", "find", "index", "replace", "strip", "isdigit", "count", "encode"})
+NO_EFFECT = Message(
+    "S2A111",
+    Severity.NOTE,
+    "`{flag}` no longer decides anything: the launcher gives each process its device",
+    "drop the flag, or keep it for old command lines",
+)
+STRING_METHODS = frozenset(
+    {"startswith", "endswith", "lower", "upper", "split", "rsplit", "partition", "find", "index", "replace", "strip", "isdigit", "count", "encode"}
+)
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     done: set[ast.AST] = set()
     for definition in own_definitions(facts):
         if definition in done:
@@ -45,7 +52,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
     yield from _flags(facts)
 
 
-def _form(facts: Facts, decisions: Decisions, definition: ast.Assign | ast.AnnAssign) -> str:
+def _form(facts: View, decisions: Decisions, definition: ast.Assign | ast.AnnAssign) -> str:
     """The accelerator's device; as text where it was text and the script reads it as such (`device == "cuda"`)."""
     device = f"{decisions.accelerator(definition)}.device"
     read = _texts(facts, definition) if definition.value is not None and _is_text(definition.value) else None
@@ -63,9 +70,10 @@ def _is_text(value: ast.expr) -> bool:
     return isinstance(value, (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Attribute))
 
 
-def _texts(facts: Facts, definition: ast.Assign | ast.AnnAssign) -> list[str] | None:
+def _texts(facts: View, definition: ast.Assign | ast.AnnAssign) -> list[str] | None:
     """The texts that the device is compared with, if it is used as text at all."""
-    used, found = False, []
+    used = False
+    found: list[str] = []
     for node in facts.source.nodes:
         match node:
             case ast.Compare(left=left, comparators=others) if any(_holds(facts, part, definition) for part in (left, *others)):
@@ -80,7 +88,7 @@ def _texts(facts: Facts, definition: ast.Assign | ast.AnnAssign) -> list[str] | 
     return found if used else None
 
 
-def _holds(facts: Facts, node: ast.expr, definition: ast.Assign | ast.AnnAssign) -> bool:
+def _holds(facts: View, node: ast.expr, definition: ast.Assign | ast.AnnAssign) -> bool:
     """Whether a name, or a parameter that it was given to, holds the device that a definition chooses."""
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return False
@@ -94,7 +102,7 @@ def _targets(definition: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
     return definition.targets if isinstance(definition, ast.Assign) else [definition.target]
 
 
-def _given(facts: Facts, decisions: Decisions) -> Iterator[Change]:
+def _given(facts: View, decisions: Decisions) -> Iterator[Change]:
     """`Trainer(model, torch.device(args.device))`: a device that is chosen where it is handed on."""
     chosen = {n for d in own_definitions(facts) if d.value is not None for n in ast.walk(d.value)}
     for call in facts.calls:
@@ -109,7 +117,7 @@ def _given(facts: Facts, decisions: Decisions) -> Iterator[Change]:
         yield Change(CODE, NAME, "each process has its own device: the accelerator names it", call.lineno, edits, source="R02")
 
 
-def _compared(facts: Facts) -> Iterator[Change]:
+def _compared(facts: View) -> Iterator[Change]:
     """`device == torch.device("cuda")`: the accelerator's device has a number, so only the types can be compared."""
     for node in facts.source.nodes:
         if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
@@ -122,7 +130,7 @@ def _compared(facts: Facts) -> Iterator[Change]:
                         yield Change(CODE, NAME, "the accelerator's device has a number: the types are compared", node.lineno, edits, source="R02")
 
 
-def _choice(facts: Facts, definition: ast.Assign | ast.AnnAssign) -> ast.If | None:
+def _choice(facts: View, definition: ast.Assign | ast.AnnAssign) -> ast.If | None:
     """An `if`/`else` that only chooses the device: it becomes one line."""
     parent = facts.source.parents[definition]
     if not isinstance(parent, ast.If) or definition not in parent.body or not facts.source.alone(parent):
@@ -147,7 +155,7 @@ def _same_target(node: ast.stmt, target: str) -> bool:
     return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == target
 
 
-def _flags(facts: Facts) -> Iterator[Diagnostic]:
+def _flags(facts: View) -> Iterator[Diagnostic]:
     """Command line flags that only the replaced definitions read."""
     replaced = {n for d in own_definitions(facts) if d.value is not None for n in ast.walk(d.value)}
     if not replaced:
@@ -162,7 +170,10 @@ def _flags(facts: Facts) -> Iterator[Diagnostic]:
         options = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         if not options:
             continue
-        dest = next((str(k.value.value) for k in call.keywords if k.arg == "dest" and isinstance(k.value, ast.Constant)), max(options, key=len).lstrip("-").replace("-", "_"))
+        dest = next(
+            (str(k.value.value) for k in call.keywords if k.arg == "dest" and isinstance(k.value, ast.Constant)),
+            max(options, key=len).lstrip("-").replace("-", "_"),
+        )
         uses = [n for n in read.get(dest, []) if not (isinstance(n, ast.Attribute) and n is call.func)]
         if uses and all(n in replaced for n in uses):
             yield NO_EFFECT.at(call.lineno, call.col_offset + 1, flag=options[-1])

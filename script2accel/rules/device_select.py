@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.change.edits import remove_statement
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -20,14 +20,16 @@ from script2accel.knowledge import torch as names
 CODE, NAME = "S2A104", "device-select"
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for statement in facts.source.nodes:
         if isinstance(statement, (ast.Expr, ast.Assign)) and _chooses(facts, statement):
             edits = remove_statement(facts.source, statement)
-            yield Change(CODE, NAME, "the launcher gives each process its GPU", statement.lineno, edits, needs=frozenset({"accelerator"}), source="R02")
+            yield Change(
+                CODE, NAME, "the launcher gives each process its GPU", statement.lineno, edits, needs=frozenset({"accelerator"}), source="R02"
+            )
 
 
-def _chooses(facts: Facts, statement: ast.Expr | ast.Assign) -> bool:
+def _chooses(facts: View, statement: ast.Expr | ast.Assign) -> bool:
     match statement:
         case ast.Expr(value=ast.Call() as call):
             return any(names.SET_DEVICE.match(path) for path in facts.any_path(call))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from script2accel.analysis.context import loads_state
 from script2accel.analysis.devices import fixed_device, from_prepared_loader, names_device
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import merge, replace, replace_range, wrap_expression
 from script2accel.change.plan import Change, Edit
@@ -37,7 +37,7 @@ INSIDE = Message(
 REASON = "a tensor is made on a hard-coded device: the accelerator names it"
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for call in facts.calls:
         for keyword in call.keywords:
             if keyword.arg == "map_location" and loads_state(facts, call):
@@ -54,7 +54,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
     yield from _left_behind(facts, decisions)
 
 
-def _left_behind(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def _left_behind(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     """Tensors of a script that knows no device: made in a loop, they meet the prepared model on another one."""
     if not decisions.plan.prepares:
         return
@@ -68,7 +68,7 @@ def _left_behind(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagno
         yield Change(CODE, NAME, "it meets the prepared model: it goes to the accelerator's device", call.lineno, edits, source="R02")
 
 
-def _hard_coded(facts: Facts, node: ast.expr, call: ast.Call) -> bool:
+def _hard_coded(facts: View, node: ast.expr, call: ast.Call) -> bool:
     if "cpu" in facts.source.segment(node) and "cuda" not in facts.source.segment(node):
         return False
     if isinstance(call.func, ast.Attribute) and call.func.attr in names.MOVES:
@@ -78,7 +78,7 @@ def _hard_coded(facts: Facts, node: ast.expr, call: ast.Call) -> bool:
     return not isinstance(node, ast.Lambda) and names_device(facts, node) and fixed_device(facts, node)
 
 
-def _tensor_types(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def _tensor_types(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     """`torch.cuda.FloatTensor` where it is called, given to `.type()`, or chosen for a name."""
     for node in facts.source.nodes:
         if not isinstance(node, ast.Attribute) or not _cuda_type(facts, node):
@@ -97,31 +97,37 @@ def _tensor_types(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagn
             yield from _alias(facts, decisions, parent, None, node)
 
 
-def _cuda_type(facts: Facts, node: ast.Attribute) -> bool:
+def _cuda_type(facts: View, node: ast.Attribute) -> bool:
     return any(o.kind == "external" and names.CUDA_TENSOR_TYPE.match(str(o.name)) for o in facts.machine.at.get(node, NOTHING).objs)
 
 
-def _alias(facts: Facts, decisions: Decisions, statement: ast.Assign, choice: ast.IfExp | None, node: ast.Attribute) -> Iterator[Change]:
+def _alias(facts: View, decisions: Decisions, statement: ast.Assign, choice: ast.IfExp | None, node: ast.Attribute) -> Iterator[Change]:
     """`Tensor = torch.cuda.FloatTensor if cuda else torch.FloatTensor`: the name stays, its calls move what they make."""
     edits: list[tuple[Edit, ...]] = [replace(facts.source, choice or node, f"torch.{node.attr}")]
     for call in facts.calls:
         if isinstance(call.func, ast.Name) and _holds(facts, call.func, node.attr):
             edits.append(_moved(facts, decisions, call))
-        elif isinstance(call.func, ast.Attribute) and call.func.attr == "type" and call.args and isinstance(call.args[0], ast.Name) and _holds(facts, call.args[0], node.attr):
+        elif (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr == "type"
+            and call.args
+            and isinstance(call.args[0], ast.Name)
+            and _holds(facts, call.args[0], node.attr)
+        ):
             edits.append(_typed(facts, decisions, call, node.attr))
     yield Change(CODE, NAME, REASON, statement.lineno, merge(edits), source="R02")
 
 
-def _holds(facts: Facts, node: ast.Name, tensor: str) -> bool:
+def _holds(facts: View, node: ast.Name, tensor: str) -> bool:
     """Whether a name can hold the CUDA tensor type."""
     return any(o.kind == "external" and o.name == f"torch.cuda.{tensor}" for o in facts.machine.at.get(node, NOTHING).objs)
 
 
-def _moved(facts: Facts, decisions: Decisions, call: ast.Call) -> tuple[Edit, ...]:
+def _moved(facts: View, decisions: Decisions, call: ast.Call) -> tuple[Edit, ...]:
     return wrap_expression(facts.source, call, "", f".to({decisions.accelerator(call)}.device)")
 
 
-def _typed(facts: Facts, decisions: Decisions, call: ast.Call, tensor: str) -> tuple[Edit, ...]:
+def _typed(facts: View, decisions: Decisions, call: ast.Call, tensor: str) -> tuple[Edit, ...]:
     dtype = names.TENSOR_DTYPE[tensor.removesuffix("Tensor")]
     assert isinstance(call.func, ast.Attribute)
     placed = from_prepared_loader(facts, call.func.value)  # a batch is there already: only its type changes

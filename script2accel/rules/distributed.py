@@ -1,7 +1,7 @@
 """Refuse hand-rolled distribution.
 
-`DistributedDataParallel`, `DataParallel`, `DistributedSampler`, process groups, `mp.spawn` and ranks read from the environment shard and wrap a second time beside prepare. They are
-recognised and, for now, left to a person.
+`DistributedDataParallel`, `DataParallel`, `DistributedSampler`, process groups, `mp.spawn` and ranks read from the environment shard and
+wrap a second time beside prepare. They are recognised and, for now, left to a person.
 Left alone: none of it in the script.
 Source: https://huggingface.co/docs/accelerate/concept_guides/gradient_synchronization
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -46,7 +46,7 @@ EXAMPLES: list[tuple[str, str | None]] = []
 ENVIRONMENT = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK"}
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for call in facts.calls:
         for path in facts.any_path(call):
             message = _message(path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.change.edits import CannotEditError, neighbours, wrap_statements
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -18,10 +18,15 @@ from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
 
 CODE, NAME = "S2A604", "download"
-SHARED = Message("S2A615", Severity.WARNING, "every process downloads here at the same time", "download before training, or wrap it in `with accelerator.main_process_first():`")
+SHARED = Message(
+    "S2A615",
+    Severity.WARNING,
+    "every process downloads here at the same time",
+    "download before training, or wrap it in `with accelerator.main_process_first():`",
+)
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     statements: dict[ast.stmt, None] = {}
     for call in facts.calls:
         if not names.DOWNLOADS.match(facts.path(call)) or _waits(facts, call):
@@ -39,13 +44,23 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
     for run in neighbours(facts.source, list(statements)):
         header = f"with {decisions.accelerator(run[0], essential=False)}.main_process_first():"
         try:
-            yield Change(CODE, NAME, "one process downloads, the others wait and read", run[0].lineno, wrap_statements(facts.source, run, header), essential=False, source="R29")
+            yield Change(
+                CODE,
+                NAME,
+                "one process downloads, the others wait and read",
+                run[0].lineno,
+                wrap_statements(facts.source, run, header),
+                essential=False,
+                source="R29",
+            )
         except CannotEditError:
             yield SHARED.at(run[0].lineno)
 
 
-def _waits(facts: Facts, call: ast.Call) -> bool:
-    return any(isinstance(p, ast.With) and any("main_process_first" in ast.unparse(i.context_expr) for i in p.items) for p in facts.source.ancestors(call))
+def _waits(facts: View, call: ast.Call) -> bool:
+    return any(
+        isinstance(p, ast.With) and any("main_process_first" in ast.unparse(i.context_expr) for i in p.items) for p in facts.source.ancestors(call)
+    )
 
 
 EXAMPLES: list[tuple[str, str | None]] = [

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.change.edits import CannotEditError, add_behind
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A701", "gather"
-LAYOUT = Message("S2A711", Severity.ERROR, "the result must be gathered behind this line, which holds several statements", "put each statement on a line of its own and convert again")
+LAYOUT = Message(
+    "S2A711",
+    Severity.ERROR,
+    "the result must be gathered behind this line, which holds several statements",
+    "put each statement on a line of its own and convert again",
+)
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for gather in decisions.plan.gathers:
         if facts.source.root(gather.statement) is not facts.source.tree:
             continue
@@ -99,7 +104,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
 loader = DataLoader(data, batch_size=16, shuffle=True)
-test_loader = DataLoader(TensorDataset(torch.ones(17, 8), torch.zeros(17).long()), batch_size=16, collate_fn=lambda rows: torch.utils.data.default_collate(rows))
+test_loader = DataLoader(TensorDataset(torch.ones(17, 8), torch.zeros(17).long()), batch_size=16, collate_fn=list)
 model = nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -1,9 +1,11 @@
 """Take the script's GradScaler out: Accelerate has its own.
 
-`scaler.scale(loss).backward()` becomes `accelerator.backward(loss)`, `scaler.step(optimizer)` `optimizer.step()`, and `unscale_` and `update` go, since the accelerator
-does both; the scaler's options go to `GradScalerKwargs`. What checkpoints keep of it is that of `accelerator.scaler`, under the same key. A scaler left beside
+`scaler.scale(loss).backward()` becomes `accelerator.backward(loss)`, `scaler.step(optimizer)` `optimizer.step()`, and `unscale_` and
+`update` go, since the accelerator does both; the scaler's options go to `GradScalerKwargs`. What checkpoints keep of it is that of
+`accelerator.scaler`, under the same key. A scaler left beside
 Accelerate's gives wrong weights silently (measured).
-Left alone: scripts without a GradScaler. Refused when the scaler is used in a way that isn't followed, when there are several, or when several optimizers step on one update.
+Left alone: scripts without a GradScaler. Refused when the scaler is used in a way that isn't followed, when there are several, or when
+several optimizers step on one update.
 Source: https://huggingface.co/docs/accelerate/package_reference/kwargs#gradscalerkwargs
 """
 
@@ -12,9 +14,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import FUNCTIONS, Facts, Step
+from script2accel.analysis.facts import FUNCTIONS, Step, View
 from script2accel.analysis.precision import HandMade, ScalerUse, hand_made
-from script2accel.change.edits import CannotEditError, dissolve, drop_argument, drop_parameter, merge, remove_statement, replace, replace_range, wrap_statements
+from script2accel.change.edits import (
+    CannotEditError,
+    dissolve,
+    drop_argument,
+    drop_parameter,
+    merge,
+    remove_statement,
+    replace,
+    wrap_statements,
+)
 from script2accel.change.plan import Change, Edit, Splice
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -36,7 +47,7 @@ SEVERAL = Message(
 SHARED = Message(
     "S2A323",
     Severity.ERROR,
-    "several optimizers step on one `scaler.update()`: each prepared optimizer updates the scale itself, so the next one would be unscaled with another scale",
+    "several optimizers step on one `scaler.update()`: each prepared one updates the scale, and the next is unscaled again (measured)",
     "step one optimizer with all parameters, and convert again",
 )
 REASON = "Accelerate scales the loss, unscales before clipping, and updates the scale itself"
@@ -44,7 +55,7 @@ EXAMPLES: list[tuple[str, str | None]] = []
 STATE = "{a}.scaler.{call} if {a}.scaler is not None else {without}"
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     made = hand_made(facts)
     if not made.uses:
         return
@@ -55,7 +66,9 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
     merged = list(_merged(facts, made))
     for node, edits in merged:
         yield Change(CODE, NAME, "both branches are the same now", node.lineno, edits, source="R16")
-    gone = {inner for node, _ in merged for statement in node.body for inner in ast.walk(statement)} | {inner for node, _ in merged for inner in ast.walk(node.test)}
+    gone = {inner for node, _ in merged for statement in node.body for inner in ast.walk(statement)} | {
+        inner for node, _ in merged for inner in ast.walk(node.test)
+    }
     removed = _Removed(facts)
     for use in made.uses:
         if _here(facts, use.node) and use.node not in gone:
@@ -64,21 +77,26 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         yield Change(CODE, NAME, REASON, min(s.lineno for s in removed.statements), removed.edits(), source="R16")
 
 
-def _here(facts: Facts, node: ast.AST) -> bool:
+def _here(facts: View, node: ast.AST) -> bool:
     return facts.source.root(node) is facts.source.tree
 
 
 class _Removed:
     """Statements that go; an `if` whose whole body goes, goes with it."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: View) -> None:
         self.facts = facts
         self.statements: dict[ast.stmt, None] = {}
 
     def add(self, statement: ast.stmt) -> None:
         self.statements[statement] = None
         parent = self.facts.source.parents[statement]
-        if isinstance(parent, ast.If) and not parent.orelse and all(s in self.statements for s in parent.body) and not self.facts.source.is_elif(parent):
+        if (
+            isinstance(parent, ast.If)
+            and not parent.orelse
+            and all(s in self.statements for s in parent.body)
+            and not self.facts.source.is_elif(parent)
+        ):
             for inner in parent.body:
                 self.statements.pop(inner, None)
             self.add(parent)
@@ -87,7 +105,7 @@ class _Removed:
         return merge([remove_statement(self.facts.source, s) for s in self.statements])
 
 
-def _use(facts: Facts, decisions: Decisions, made: HandMade, use: ScalerUse, removed: _Removed) -> Iterator[Change | Diagnostic]:
+def _use(facts: View, decisions: Decisions, made: HandMade, use: ScalerUse, removed: _Removed) -> Iterator[Change | Diagnostic]:
     source, node, call = facts.source, use.node, use.call
     statement = source.statement(node) if not isinstance(node, ast.arg) else None
     stays = STAYS.at(node.lineno, node.col_offset + 1, text=source.segment(statement)[:60] if statement is not None else getattr(node, "arg", ""))
@@ -101,14 +119,22 @@ def _use(facts: Facts, decisions: Decisions, made: HandMade, use: ScalerUse, rem
         alone = isinstance(statement, ast.Expr) and statement.value is call
         match use.what:
             case "bound" | "copied":
-                if use.what == "bound" and (not isinstance(statement, (ast.Assign, ast.AnnAssign)) or (isinstance(statement, ast.Assign) and statement.targets != [node])):
+                if use.what == "bound" and (
+                    not isinstance(statement, (ast.Assign, ast.AnnAssign)) or (isinstance(statement, ast.Assign) and statement.targets != [node])
+                ):
                     yield stays
                 else:
                     removed.add(statement)
             case "scale" if call is not None and len(call.args) == 1 and not call.keywords:
-                if not any(facts.scaled(b.call.func.value) is b.loss for b in facts.backwards if isinstance(b.call.func, ast.Attribute) and b.call.func.value is call):
+                if not any(
+                    facts.scaled(b.call.func.value) is b.loss
+                    for b in facts.backwards
+                    if isinstance(b.call.func, ast.Attribute) and b.call.func.value is call
+                ):
                     start, end = source.outer(call.args[0])
-                    yield Change(CODE, NAME, REASON, call.lineno, (Splice(source.start(call), start, ""), Splice(end, source.end(call), "")), source="R16")
+                    yield Change(
+                        CODE, NAME, REASON, call.lineno, (Splice(source.start(call), start, ""), Splice(end, source.end(call), "")), source="R16"
+                    )
             case "step" if alone and call is not None and len(call.args) == 1 and not call.keywords:
                 yield Change(CODE, NAME, REASON, call.lineno, replace(source, call, f"{source.segment(call.args[0])}.step()"), source="R16")
             case "update" if alone and call is not None and not call.args and not call.keywords:
@@ -123,18 +149,32 @@ def _use(facts: Facts, decisions: Decisions, made: HandMade, use: ScalerUse, rem
                 without = "{}" if use.what == "state_dict" else "1.0"
                 text = STATE.format(a=decisions.accelerator(call), call=f"{use.what}()", without=without)
                 within = source.parents[call]
-                bare = (isinstance(within, (ast.Assign, ast.Dict, ast.keyword)) or (isinstance(within, ast.Call) and call in within.args)) and not isinstance(within, ast.IfExp)
-                yield Change(CODE, NAME, "checkpoints keep the scale, Accelerate's own, under the same key", call.lineno, replace(source, call, text if bare else f"({text})"), source="R16")
+                bare = (
+                    isinstance(within, (ast.Assign, ast.Dict, ast.keyword, ast.Return)) or (isinstance(within, ast.Call) and call in within.args)
+                ) and not isinstance(within, ast.IfExp)
+                yield Change(
+                    CODE,
+                    NAME,
+                    "checkpoints keep the scale, Accelerate's own, under the same key",
+                    call.lineno,
+                    replace(source, call, text if bare else f"({text})"),
+                    source="R16",
+                )
             case "load_state_dict" if alone and call is not None:
                 accelerator = decisions.accelerator(call)
-                edits = merge([wrap_statements(source, [statement], f"if {accelerator}.scaler is not None:"), replace(source, node, f"{accelerator}.scaler")])
+                edits = merge(
+                    [wrap_statements(source, [statement], f"if {accelerator}.scaler is not None:"), replace(source, node, f"{accelerator}.scaler")]
+                )
                 yield Change(CODE, NAME, "the scale goes on where the checkpoint left it", call.lineno, edits, source="R16")
             case "is_enabled" if call is not None:
-                yield Change(CODE, NAME, REASON, call.lineno, replace(source, call, f'({decisions.accelerator(call)}.mixed_precision == "fp16")'), source="R16")
+                yield Change(
+                    CODE, NAME, REASON, call.lineno, replace(source, call, f'({decisions.accelerator(call)}.mixed_precision == "fp16")'), source="R16"
+                )
             case "test":
                 yield _test(facts, decisions, node)
             case "given" if call is not None and facts.machine.at.get(call.func) is not None and _own(facts, call):
-                given = next(item for item in (*call.args, *call.keywords) if item is node or getattr(item, "value", None) is node)
+                every: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+                given = next(item for item in every if item is node or getattr(item, "value", None) is node)
                 yield Change(CODE, NAME, "no scaler is handed on", call.lineno, drop_argument(source, call, given), source="R16")
             case _:
                 yield stays
@@ -142,7 +182,7 @@ def _use(facts: Facts, decisions: Decisions, made: HandMade, use: ScalerUse, rem
         yield STAYS.at(getattr(error.node, "lineno", node.lineno), text=error.why)
 
 
-def _test(facts: Facts, decisions: Decisions, node: ast.expr) -> Change:
+def _test(facts: View, decisions: Decisions, node: ast.expr) -> Change:
     """`scaler is not None`, `if scaler:`, `not scaler`: whether there is mixed precision."""
     parent = facts.source.parents[node]
     accelerator = decisions.accelerator(node)
@@ -152,24 +192,22 @@ def _test(facts: Facts, decisions: Decisions, node: ast.expr) -> Change:
     return Change(CODE, NAME, "there is a scaler where there is mixed precision", node.lineno, replace(facts.source, whole, text), source="R16")
 
 
-def _own(facts: Facts, call: ast.Call) -> bool:
+def _own(facts: View, call: ast.Call) -> bool:
     """Whether only functions and classes of the script are called."""
     objs = facts.machine.at[call.func].objs
     return bool(objs) and all(o.kind in ("function", "method", "class") for o in objs)
 
 
-def _clips_behind(facts: Facts, call: ast.Call) -> bool:
+def _clips_behind(facts: View, call: ast.Call) -> bool:
     """Whether the gradients are clipped by torch's functions between the unscaling and the step: the accelerator's clip unscales first."""
     function = facts.function(call)
-    steps = [s.call.lineno for s in facts.optimizer_steps if facts.function(s.call) is function and s.call.lineno > call.lineno]
-    for clip in facts.calls:
-        if any(names.CLIP_NORM.match(p) or names.CLIP_VALUE.match(p) for p in facts.any_path(clip)) and facts.function(clip) is function:
-            if call.lineno < clip.lineno < min(steps, default=clip.lineno + 1):
-                return True
-    return False
+    step = min((s.call.lineno for s in facts.optimizer_steps if facts.function(s.call) is function and s.call.lineno > call.lineno), default=10**9)
+    between = [n for n in ast.walk(function) if isinstance(n, ast.stmt) and call.lineno < n.lineno < step]
+    clips = [c for c in facts.program.calls if any(names.CLIP_NORM.match(p) or names.CLIP_VALUE.match(p) for p in facts.program.any_path(c))]
+    return any(facts.inside(statement, clip) for statement in between for clip in clips)
 
 
-def _shared(facts: Facts, made: HandMade) -> Iterator[Diagnostic]:
+def _shared(facts: View, made: HandMade) -> Iterator[Diagnostic]:
     """Several optimizers between two updates of the scale."""
     scaled = [s for s in facts.optimizer_steps if isinstance(s.call.func, ast.Attribute) and s.owner is not s.call.func.value]
     by_block: dict[int, list[Step]] = {}
@@ -185,7 +223,7 @@ def _shared(facts: Facts, made: HandMade) -> Iterator[Diagnostic]:
 # branches with and without a scaler ------------------------------------------------------------------------
 
 
-def _merged(facts: Facts, made: HandMade) -> Iterator[tuple[ast.If, tuple[Edit, ...]]]:
+def _merged(facts: View, made: HandMade) -> Iterator[tuple[ast.If, tuple[Edit, ...]]]:
     """`if` statements whose branches do the same with and without mixed precision: the plain branch stays."""
     for node in facts.source.nodes:
         if not isinstance(node, ast.If) or not node.orelse or facts.source.is_elif(node):
@@ -199,13 +237,13 @@ def _merged(facts: Facts, made: HandMade) -> Iterator[tuple[ast.If, tuple[Edit, 
                 continue
 
 
-def _scaled(facts: Facts, made: HandMade, statement: ast.stmt) -> bool:
+def _scaled(facts: View, made: HandMade, statement: ast.stmt) -> bool:
     autocasts = {a.where for a in made.autocasts}
     uses = {u.node for u in made.uses}
     return any(n in uses or n in autocasts for n in ast.walk(statement))
 
 
-def _dump(facts: Facts, made: HandMade, node: object) -> str:
+def _dump(facts: View, made: HandMade, node: object) -> str:
     """The shape of code without what only mixed precision adds."""
     if isinstance(node, list):
         parts = []

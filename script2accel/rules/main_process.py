@@ -1,7 +1,8 @@
 """Write files, plots and trackers on the main process only.
 
-`if accelerator.is_main_process:` goes around statements that only write (plots, images, csv and json files, copies, experiment trackers); a text file opened for
-writing is `os.devnull` on the other ranks, so that the code around it stays. A tracker is made on the main process only.
+`if accelerator.is_main_process:` goes around statements that only write (plots, images, csv and json files, copies, experiment trackers); a
+text file opened for writing is `os.devnull` on the other ranks, so that the code around it stays. A tracker is made on the main process
+only.
 Left alone: reading, `os.makedirs(..., exist_ok=True)` (safe on every rank), what stands under a rank guard already.
 Source: https://huggingface.co/docs/accelerate/concept_guides/deferring_execution
 """
@@ -12,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import guarded
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import CannotEditError, ensure_import, merge, neighbours, wrap_expression, wrap_statements
 from script2accel.change.plan import Change
@@ -36,7 +37,7 @@ COLLECTIVE = Message(
 REASON = "every process would write it: only the main one does"
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     statements: dict[ast.stmt, None] = {}
     for call in facts.calls:
         if guarded(facts, call) or facts.inside_class(call, facts.dataset_classes):
@@ -69,12 +70,13 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
                 yield TANGLED.at(run[0].lineno, text=facts.source.segment(run[0])[:60])
 
 
-def _ignored(facts: Facts, call: ast.Call) -> bool:
+def _ignored(facts: View, call: ast.Call) -> bool:
     """Whether no caller of the function uses what it returns (a caller that passes it on is asked in turn)."""
     function = facts.function(call)
     sites = facts.callers(function)
     return bool(sites) and all(
-        isinstance(facts.source.parents[site], ast.Expr) or (isinstance(facts.source.parents[site], ast.Return) and facts.function(site) is not function and _ignored(facts, site))
+        isinstance(facts.source.parents[site], ast.Expr)
+        or (isinstance(facts.source.parents[site], ast.Return) and facts.function(site) is not function and _ignored(facts, site))
         for site in sites
     )
 
@@ -83,11 +85,11 @@ def _in(statement: ast.AST, node: ast.AST) -> bool:
     return any(n is node for n in ast.walk(statement))
 
 
-def _short(facts: Facts, call: ast.Call) -> str:
+def _short(facts: View, call: ast.Call) -> str:
     return facts.source.segment(call.func)
 
 
-def _writes(facts: Facts, call: ast.Call) -> bool:
+def _writes(facts: View, call: ast.Call) -> bool:
     path = facts.path(call)
     if names.WRITES.match(path):
         if path in ("pickle.dump", "json.dump", "yaml.dump", "yaml.safe_dump", "joblib.dump") and len(call.args) > 1:
@@ -107,11 +109,11 @@ def _writes(facts: Facts, call: ast.Call) -> bool:
     return False
 
 
-def _makes_writer(facts: Facts, call: ast.Call) -> bool:
+def _makes_writer(facts: View, call: ast.Call) -> bool:
     return names.WRITER.match(facts.path(call)) is not None and not isinstance(facts.source.parents[call], ast.Expr)
 
 
-def _writer(facts: Facts, decisions: Decisions, call: ast.Call) -> Change | Diagnostic:
+def _writer(facts: View, decisions: Decisions, call: ast.Call) -> Change | Diagnostic:
     parent = facts.source.parents[call]
     if not isinstance(parent, (ast.Assign, ast.AnnAssign)):
         return TANGLED.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
@@ -119,7 +121,7 @@ def _writer(facts: Facts, decisions: Decisions, call: ast.Call) -> Change | Diag
     return Change(CODE, NAME, "one tracker, on the main process", call.lineno, edits, source="R59")
 
 
-def _opens_for_writing(facts: Facts, call: ast.Call) -> bool:
+def _opens_for_writing(facts: View, call: ast.Call) -> bool:
     if facts.path(call) not in ("open", "io.open"):
         return False
     mode = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "mode"), None)
@@ -129,13 +131,20 @@ def _opens_for_writing(facts: Facts, call: ast.Call) -> bool:
     return any(mark in text for mark in "wax+") and bool(call.args)
 
 
-def _devnull(facts: Facts, decisions: Decisions, call: ast.Call) -> Change:
+def _devnull(facts: View, decisions: Decisions, call: ast.Call) -> Change:
     accelerator = decisions.accelerator(call)
     target = call.args[0]
     simple = isinstance(target, (ast.Name, ast.Attribute, ast.Constant, ast.Call, ast.JoinedStr, ast.Subscript))
     before, after = ("", "") if simple else ("(", ")")
     edits = wrap_expression(facts.source, target, before, f"{after} if {accelerator}.is_main_process else os.devnull")
-    return Change(CODE, NAME, "the other ranks write to nowhere: one file has one writer", call.lineno, merge([edits, ensure_import(facts.source, "", "os")]), source="R30")
+    return Change(
+        CODE,
+        NAME,
+        "the other ranks write to nowhere: one file has one writer",
+        call.lineno,
+        merge([edits, ensure_import(facts.source, "", "os")]),
+        source="R30",
+    )
 
 
 EXAMPLES: list[tuple[str, str | None]] = [

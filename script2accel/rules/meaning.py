@@ -1,6 +1,7 @@
 """Say once what several processes change by their nature.
 
-Losses that sum over the batch, batch statistics, and training numbers that are one rank's own: they can't be converted away, so they are named, with their lines.
+Losses that sum over the batch, batch statistics, and training numbers that are one rank's own: they can't be converted away, so they are
+named, with their lines.
 Left alone: losses that average, normalisation per sample, numbers that are gathered.
 Source: https://huggingface.co/docs/accelerate/concept_guides/performance
 """
@@ -11,7 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -25,7 +26,12 @@ SUM = Message(
     "this training loss sums over the batch; gradients are averaged over the ranks, so with N processes it is 1/N of the sum over the global batch",
     "average over the batch, or multiply the loss by `accelerator.num_processes` in front of the backward pass",
 )
-BATCH_NORM = Message("S2A252", Severity.NOTE, "batch statistics are those of each rank's own batch ({count} such layers)", "`torch.nn.SyncBatchNorm.convert_sync_batchnorm` before prepare makes them global")
+BATCH_NORM = Message(
+    "S2A252",
+    Severity.NOTE,
+    "batch statistics are those of each rank's own batch ({count} such layers)",
+    "`torch.nn.SyncBatchNorm.convert_sync_batchnorm` before prepare makes them global",
+)
 ONE_RANK = Message("S2A253", Severity.NOTE, "training numbers that are printed are those of the main process's own batches", "")
 WHOLE = Message(
     "S2A254",
@@ -35,7 +41,7 @@ WHOLE = Message(
 )
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if not decisions.plan.prepares:
         return
     for call in _sums(facts):
@@ -51,7 +57,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         yield ONE_RANK.at(marked.lineno, marked.col_offset + 1)
 
 
-def _sums(facts: Facts) -> list[ast.Call]:
+def _sums(facts: View) -> list[ast.Call]:
     """Calls that make a summing loss which training uses: a criterion's constructor, a functional loss."""
     found = []
     for call in facts.calls:
@@ -71,7 +77,7 @@ def _summing(keyword: ast.keyword) -> bool:
     return False
 
 
-def _trains(facts: Facts, call: ast.Call) -> bool:
+def _trains(facts: View, call: ast.Call) -> bool:
     """Whether the call's loss, or one of the criterion that it makes, is computed in a training loop."""
     used = [call]
     for obj in facts.machine.at.get(call, NOTHING).objs:
@@ -79,11 +85,11 @@ def _trains(facts: Facts, call: ast.Call) -> bool:
     return any(facts.in_train_loop(node) and not quiet(facts, node) for node in used)
 
 
-def _whole_dataset(facts: Facts, node: ast.expr) -> bool:
+def _whole_dataset(facts: View, node: ast.expr) -> bool:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id == "len" and inner.args:
             arg = inner.args[0]
-            if isinstance(arg, ast.Attribute) and arg.attr == "dataset" or facts.roles.of_node(arg) == "dataset":
+            if (isinstance(arg, ast.Attribute) and arg.attr == "dataset") or facts.roles.of_node(arg) == "dataset":
                 return True
     return False
 

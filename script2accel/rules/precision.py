@@ -1,9 +1,10 @@
 """Let Accelerate run mixed precision: autocast becomes `mixed_precision=` and `accelerator.autocast()`.
 
-A prepared model's forward runs under autocast by itself, so a block that holds nothing else is dissolved; where losses or other things are computed in the block,
-`accelerator.autocast()` takes its place. The precision (from the dtype) and the flag that switches it on go to the accelerator, as expressions of the script.
-Left alone: `autocast(enabled=False)`, autocast that only evaluation uses, and what stands inside a model beside an outer autocast. Refused: apex, `model.half()` on
-trained weights, autocasts that disagree.
+A prepared model's forward runs under autocast by itself, so a block that holds nothing else is dissolved; where losses or other things are
+computed in the block, `accelerator.autocast()` takes its place. The precision (from the dtype) and the flag that switches it on go to the
+accelerator, as expressions of the script.
+Left alone: `autocast(enabled=False)`, autocast that only evaluation uses, and what stands inside a model beside an outer autocast. Refused:
+apex, `model.half()` on trained weights, autocasts that disagree.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#mixed-precision
 """
 
@@ -12,10 +13,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.analysis.facts import FUNCTIONS, View
 from script2accel.analysis.precision import Autocast, HandMade, definition, hand_made, keyword
 from script2accel.analysis.values import NOTHING
-from script2accel.change.edits import CannotEditError, dissolve, merge, remove_statement, replace, replace_range
+from script2accel.change.edits import CannotEditError, dissolve, merge, remove_statement, replace, replace_range, wrap_statements
 from script2accel.change.plan import Change, Edit, Remove
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -46,7 +47,9 @@ UNREAD = Message(
     "`{text}`: {why}",
     "write `with torch.autocast(device_type, dtype=..., enabled=...):` around the forward pass, and convert again",
 )
-EVALUATION = Message("S2A315", Severity.NOTE, "this evaluation ran in full precision; a prepared model runs it in the training's precision too", "")
+EVALUATION = Message(
+    "S2A315", Severity.NOTE, "this evaluation ran in another precision than the training; a prepared model runs both in the training's", ""
+)
 DEFAULT = Message(
     "S2A316",
     Severity.NOTE,
@@ -58,7 +61,7 @@ PRECISIONS = {"torch.float16": '"fp16"', "torch.half": '"fp16"', "torch.bfloat16
 Flag = tuple[ast.expr, bool]
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     yield from _refused(facts, decisions)
     made = hand_made(facts)
     ours = [a for a in made.autocasts if not a.off]
@@ -68,7 +71,9 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         for autocast in (a for a in inner if _here(facts, a.where)):
             yield UNREAD.at(autocast.node.lineno, text=facts.source.segment(autocast.node), why="it governs a part of the model only")  # type: ignore[attr-defined]
         if made.scalers and not inner and _here(facts, made.scalers[0]):
-            yield UNREAD.at(made.scalers[0].lineno, text=facts.source.segment(made.scalers[0]), why="a GradScaler without an autocast around the training")
+            yield UNREAD.at(
+                made.scalers[0].lineno, text=facts.source.segment(made.scalers[0]), why="a GradScaler without an autocast around the training"
+            )
         return
     yield from _argument(facts, decisions, made, outer)
     yield from _loose_calls(facts, made)
@@ -76,24 +81,26 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         if _here(facts, autocast.where):
             yield from _place(facts, decisions, made, autocast)
     yield from _definitions(facts, made, outer)
-    yield from _full_precision(facts, [a for a in ours if not a.trains])
+    yield from _full_precision(facts, decisions, made, ours)
     yield from _imports(facts, made, [a for a in ours if a in outer or (not a.trains and not a.in_module)])
 
 
-def _here(facts: Facts, node: ast.AST) -> bool:
+def _here(facts: View, node: ast.AST) -> bool:
     return facts.source.root(node) is facts.source.tree
 
 
-def _refused(facts: Facts, decisions: Decisions) -> Iterator[Diagnostic]:
+def _refused(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
     for call in facts.calls:
         if any(p.startswith("apex.") and "amp" in p for p in facts.any_path(call)):
             yield APEX.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.func))
-        elif isinstance(call.func, ast.Attribute) and call.func.attr in ("half", "bfloat16") and not facts.in_module(call):
-            if any(decisions.is_prepared(o) and facts.roles.of(o) == "model" for o in facts.machine.at.get(call.func.value, NOTHING).objs):
-                yield HALF.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call))
+            continue
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("half", "bfloat16") or facts.in_module(call):
+            continue
+        if any(decisions.is_prepared(o) and facts.roles.of(o) == "model" for o in facts.machine.at.get(call.func.value, NOTHING).objs):
+            yield HALF.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call))
 
 
-def _whole_forward(facts: Facts, autocast: Autocast) -> bool:
+def _whole_forward(facts: View, autocast: Autocast) -> bool:
     """Whether an autocast inside a model governs all of a trained model's `forward`."""
     function = autocast.where if isinstance(autocast.where, FUNCTIONS) else facts.source.function(autocast.where)
     if isinstance(function, ast.Module) or function.name != "forward":
@@ -108,7 +115,7 @@ def _whole_forward(facts: Facts, autocast: Autocast) -> bool:
 # the accelerator's argument ------------------------------------------------------------------------------
 
 
-def _argument(facts: Facts, decisions: Decisions, made: HandMade, outer: list[Autocast]) -> Iterator[Diagnostic]:
+def _argument(facts: View, decisions: Decisions, made: HandMade, outer: list[Autocast]) -> Iterator[Diagnostic]:
     first: tuple[str, Autocast] | None = None
     for autocast in outer:
         try:
@@ -119,7 +126,7 @@ def _argument(facts: Facts, decisions: Decisions, made: HandMade, outer: list[Au
             continue
         if first is None:
             first = text, autocast
-        elif text != first[0] and _here(facts, autocast.where):
+        elif _compared(facts, decisions, text) != _compared(facts, decisions, first[0]) and _here(facts, autocast.where):
             yield DISAGREE.at(autocast.node.lineno, first=first[1].node.lineno)  # type: ignore[attr-defined]
     if first is None:
         return
@@ -130,7 +137,23 @@ def _argument(facts: Facts, decisions: Decisions, made: HandMade, outer: list[Au
     _handlers(facts, decisions, made, autocast, text)
 
 
-def _handlers(facts: Facts, decisions: Decisions, made: HandMade, autocast: Autocast, text: str) -> None:
+def _compared(facts: View, decisions: Decisions, text: str) -> str:
+    """A text whose expressions of the script are named by what they hold, so that two places can be compared."""
+    for index, node in enumerate(decisions.read):
+        if f"\0{index}\0" in text:
+            text = text.replace(f"\0{index}\0", _held(facts, node))
+    return text
+
+
+def _held(facts: View, node: ast.AST) -> str:
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        objs = facts.machine.at.get(node, NOTHING).objs
+        return f"<{sorted(o.number for o in objs)}>" if objs else ast.unparse(node)
+    children = [_held(facts, child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+    return f"{type(node).__name__}({', '.join(children)})" if children else ast.unparse(node)
+
+
+def _handlers(facts: View, decisions: Decisions, made: HandMade, autocast: Autocast, text: str) -> None:
     cache = keyword(autocast.call, "cache_enabled")
     if cache is not None and not any(h.startswith("AutocastKwargs") for h in decisions.handlers):
         decisions.handlers.append(f"AutocastKwargs(cache_enabled={decisions.reads(cache)})")
@@ -140,7 +163,11 @@ def _handlers(facts: Facts, decisions: Decisions, made: HandMade, autocast: Auto
     given: dict[str, str] = {}
     for call in made.scalers[:1]:
         fields = ["init_scale", "growth_factor", "backoff_factor", "growth_interval"]
-        positional = call.args[1:] if any(p == "torch.amp.GradScaler" or p.endswith("amp.grad_scaler.GradScaler") and "cuda" not in p for p in facts.any_path(call)) else call.args
+        positional = (
+            call.args[1:]
+            if any(p == "torch.amp.GradScaler" or (p.endswith("amp.grad_scaler.GradScaler") and "cuda" not in p) for p in facts.any_path(call))
+            else call.args
+        )
         given |= {name: decisions.reads(arg) for name, arg in zip(fields, positional, strict=False)}
         given |= {k.arg: decisions.reads(k.value) for k in call.keywords if k.arg in fields}
     if not made.scalers:
@@ -156,7 +183,7 @@ class _UnreadError(Exception):
         self.node, self.why = node, why
 
 
-def _precision_and_flag(facts: Facts, decisions: Decisions, made: HandMade, autocast: Autocast) -> str:
+def _precision_and_flag(facts: View, decisions: Decisions, made: HandMade, autocast: Autocast) -> str:
     precision, index, table = _dtype(facts, decisions, autocast.call)
     flags = list(_flags(facts, made, autocast))
     texts: list[str] = []
@@ -172,13 +199,13 @@ def _precision_and_flag(facts: Facts, decisions: Decisions, made: HandMade, auto
     return f'{body} if {" and ".join(texts)} else "no"'
 
 
-def _default_dtype(facts: Facts, call: ast.Call) -> bool:
+def _default_dtype(facts: View, call: ast.Call) -> bool:
     device = keyword(call, "device_type") or (call.args[0] if call.args else None)
     generic = any(".cuda." not in p and ".cpu." not in p for p in facts.program.any_path(call))
     return generic and keyword(call, "dtype") is None and len(call.args) < 2 and not isinstance(device, ast.Constant)
 
 
-def _dtype(facts: Facts, decisions: Decisions, call: ast.Call | None) -> tuple[str, str, dict[object, str]]:
+def _dtype(facts: View, decisions: Decisions, call: ast.Call | None) -> tuple[str, str, dict[object, str]]:
     """The precision as text; where it is looked up in a dict, the index's text and what it gives for each key."""
     if call is None:
         return '"fp16"', "", {}
@@ -193,7 +220,7 @@ def _dtype(facts: Facts, decisions: Decisions, call: ast.Call | None) -> tuple[s
     return _named(facts, decisions, dtype, 0)
 
 
-def _named(facts: Facts, decisions: Decisions, node: ast.expr, depth: int) -> tuple[str, str, dict[object, str]]:
+def _named(facts: View, decisions: Decisions, node: ast.expr, depth: int) -> tuple[str, str, dict[object, str]]:
     if depth < 6:
         match node:
             case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -202,7 +229,11 @@ def _named(facts: Facts, decisions: Decisions, node: ast.expr, depth: int) -> tu
             case ast.Subscript(value=table, slice=index):
                 found = table if isinstance(table, ast.Dict) else definition(facts, table)
                 if isinstance(found, ast.Dict) and all(isinstance(k, ast.Constant) for k in found.keys):
-                    values = {k.value: _named(facts, decisions, v, depth + 1)[0] for k, v in zip(found.keys, found.values, strict=True) if isinstance(k, ast.Constant)}
+                    values: dict[object, str] = {
+                        k.value: _named(facts, decisions, v, depth + 1)[0]
+                        for k, v in zip(found.keys, found.values, strict=True)
+                        if isinstance(k, ast.Constant)
+                    }
                     pairs = ", ".join(f"{_quoted(k)}: {v}" for k, v in values.items())
                     return f"{{{pairs}}}[{decisions.reads(index)}]", facts.program.source.segment(index), values
             case ast.Name() | ast.Attribute() if (value := definition(facts, node)) is not None:
@@ -220,7 +251,7 @@ def _quoted(value: object) -> str:
 # flags ---------------------------------------------------------------------------------------------------
 
 
-def _flags(facts: Facts, made: HandMade, autocast: Autocast) -> Iterator[Flag]:
+def _flags(facts: View, made: HandMade, autocast: Autocast) -> Iterator[Flag]:
     """The conditions under which an autocast is on: its flag, the conditional expressions and branches around it and its making."""
     enabled = keyword(autocast.call, "enabled")
     if autocast.call is not None and enabled is None and any(".cuda." in p for p in facts.program.any_path(autocast.call)) and autocast.call.args:
@@ -236,7 +267,7 @@ def _flags(facts: Facts, made: HandMade, autocast: Autocast) -> Iterator[Flag]:
         yield from _branches(facts, made, autocast.where)
 
 
-def _around(facts: Facts, made: HandMade, node: ast.AST) -> Iterator[Flag]:
+def _around(facts: View, made: HandMade, node: ast.AST) -> Iterator[Flag]:
     child = node
     for parent in facts.program.source.ancestors(node):
         if isinstance(parent, ast.IfExp) and child is not parent.test:
@@ -246,7 +277,7 @@ def _around(facts: Facts, made: HandMade, node: ast.AST) -> Iterator[Flag]:
         child = parent
 
 
-def _branches(facts: Facts, made: HandMade, node: ast.AST) -> Iterator[Flag]:
+def _branches(facts: View, made: HandMade, node: ast.AST) -> Iterator[Flag]:
     """The `if`s around a place that choose between it and another way to compute the same, or ask for a scaler."""
     child = node
     for parent in facts.program.source.ancestors(node):
@@ -261,7 +292,7 @@ def _asks_scaler(made: HandMade, test: ast.expr) -> bool:
     return any(made.is_scaler(n) for n in ast.walk(test) if isinstance(n, (ast.Name, ast.Attribute)))
 
 
-def _flag(facts: Facts, decisions: Decisions, test: ast.expr, wanted: bool, precision: str, index: str, table: dict[object, str]) -> str:
+def _flag(facts: View, decisions: Decisions, test: ast.expr, wanted: bool, precision: str, index: str, table: dict[object, str]) -> str:
     """One condition as text for the accelerator's birthplace; '' where it decides nothing there."""
     made = hand_made(facts)
     match test:
@@ -280,12 +311,20 @@ def _flag(facts: Facts, decisions: Decisions, test: ast.expr, wanted: bool, prec
             return _scaler_flag(facts, decisions, made, wanted, precision, index, table)
         case ast.Call(func=ast.Attribute(value=owner, attr="is_enabled")) if made.is_scaler(owner):
             return _scaler_flag(facts, decisions, made, wanted, precision, index, table)
-        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[ast.Constant(value=key)]) if table and facts.program.source.segment(left) == index:
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[ast.Constant(value=key)]) if (
+            table and facts.program.source.segment(left) == index
+        ):
             if isinstance(op, ast.Eq) is not wanted and table.get(key) == '"no"':
                 return ""
     cuda = _about_cuda(facts, test)
     if cuda is not None:
-        return "" if "bf16" not in precision and cuda is wanted else ("" if wanted else "not ") + "torch.cuda.is_available()" if cuda else ("not " if wanted else "") + "torch.cuda.is_available()"
+        return (
+            ""
+            if "bf16" not in precision and cuda is wanted
+            else ("" if wanted else "not ") + "torch.cuda.is_available()"
+            if cuda
+            else ("not " if wanted else "") + "torch.cuda.is_available()"
+        )
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and not wanted and isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
         return f"{decisions.reads(test.left)} {'!=' if isinstance(test.ops[0], ast.Eq) else '=='} {decisions.reads(test.comparators[0])}"
     text = decisions.reads(test)
@@ -294,10 +333,10 @@ def _flag(facts: Facts, decisions: Decisions, test: ast.expr, wanted: bool, prec
     return f"not {text}" if isinstance(test, (ast.Name, ast.Attribute, ast.Call)) else f"not ({text})"
 
 
-def _about_cuda(facts: Facts, test: ast.expr) -> bool | None:
+def _about_cuda(facts: View, test: ast.expr) -> bool | None:
     """Whether a condition asks for a GPU (True) or for the lack of one (False); None where it asks for something else."""
     match test:
-        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[ast.Constant(value="cuda" | "cpu" as name)]):
+        case ast.Compare(ops=[ast.Eq() | ast.NotEq() as op], comparators=[ast.Constant(value="cuda" | "cpu" as name)]):
             return (name == "cuda") is isinstance(op, ast.Eq)
         case ast.Compare(left=ast.Constant(value="cuda"), ops=[ast.In()], comparators=[_]):
             return True
@@ -308,7 +347,7 @@ def _about_cuda(facts: Facts, test: ast.expr) -> bool | None:
     return None
 
 
-def _scaler_flag(facts: Facts, decisions: Decisions, made: HandMade, wanted: bool, precision: str, index: str, table: dict[object, str]) -> str:
+def _scaler_flag(facts: View, decisions: Decisions, made: HandMade, wanted: bool, precision: str, index: str, table: dict[object, str]) -> str:
     """When the scaler is there (or isn't): its own flag, and the conditions around its making."""
     if not made.scalers:
         raise _UnreadError(facts.program.backwards[0].call, "where its GradScaler comes from can't be seen")
@@ -325,7 +364,7 @@ def _scaler_flag(facts: Facts, decisions: Decisions, made: HandMade, wanted: boo
     return joined if wanted else f"not ({joined})"
 
 
-def _making(facts: Facts, call: ast.Call) -> Iterator[Flag]:
+def _making(facts: View, call: ast.Call) -> Iterator[Flag]:
     child: ast.AST = call
     for parent in facts.program.source.ancestors(call):
         if isinstance(parent, FUNCTIONS):
@@ -338,7 +377,7 @@ def _making(facts: Facts, call: ast.Call) -> Iterator[Flag]:
 # the places ----------------------------------------------------------------------------------------------
 
 
-def _place(facts: Facts, decisions: Decisions, made: HandMade, autocast: Autocast) -> Iterator[Change | Diagnostic]:
+def _place(facts: View, decisions: Decisions, made: HandMade, autocast: Autocast) -> Iterator[Change | Diagnostic]:
     source = facts.source
     line = autocast.node.lineno  # type: ignore[attr-defined]
     if isinstance(autocast.where, FUNCTIONS):
@@ -355,10 +394,12 @@ def _place(facts: Facts, decisions: Decisions, made: HandMade, autocast: Autocas
             return
     accelerator = decisions.accelerator(autocast.where)
     edits = replace(source, autocast.item.context_expr, f"{accelerator}.autocast()")
-    yield Change(CODE, NAME, "the accelerator chooses the precision; what is computed beside the model's forward runs in it too", line, edits, source="R16")
+    yield Change(
+        CODE, NAME, "the accelerator chooses the precision; what is computed beside the model's forward runs in it too", line, edits, source="R16"
+    )
 
 
-def _decorator(facts: Facts, decisions: Decisions, autocast: Autocast) -> Iterator[Change | Diagnostic]:
+def _decorator(facts: View, decisions: Decisions, autocast: Autocast) -> Iterator[Change | Diagnostic]:
     source, function = facts.source, autocast.where
     assert isinstance(function, FUNCTIONS)
     line = autocast.node.lineno  # type: ignore[attr-defined]
@@ -369,13 +410,11 @@ def _decorator(facts: Facts, decisions: Decisions, autocast: Autocast) -> Iterat
     edits: tuple[Edit, ...] = (Remove(line, source.line_of(source.end(autocast.node) - 1)),)
     if not autocast.in_module:
         body = [s for s in function.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) and isinstance(s.value.value, str))]
-        from script2accel.change.edits import wrap_statements
-
         edits = merge([edits, wrap_statements(source, body, f"with {decisions.accelerator(function.body[0])}.autocast():")])
     yield Change(CODE, NAME, "the accelerator chooses the precision", line, edits, source="R16")
 
 
-def _only_forward(facts: Facts, decisions: Decisions, autocast: Autocast) -> bool:
+def _only_forward(facts: View, decisions: Decisions, autocast: Autocast) -> bool:
     """Whether nothing but calls of prepared models (and moves) stands in the block."""
     forwards = {f.call: f for f in facts.forwards}
     for statement in autocast.where.body:
@@ -392,7 +431,7 @@ def _only_forward(facts: Facts, decisions: Decisions, autocast: Autocast) -> boo
     return True
 
 
-def _without_item(facts: Facts, autocast: Autocast) -> tuple[Edit, ...] | None:
+def _without_item(facts: View, autocast: Autocast) -> tuple[Edit, ...] | None:
     source, node = facts.source, autocast.where
     assert isinstance(node, (ast.With, ast.AsyncWith)) and autocast.item is not None
     if len(node.items) > 1:
@@ -407,7 +446,7 @@ def _without_item(facts: Facts, autocast: Autocast) -> tuple[Edit, ...] | None:
         return None
 
 
-def _loose_calls(facts: Facts, made: HandMade) -> Iterator[Diagnostic]:
+def _loose_calls(facts: View, made: HandMade) -> Iterator[Diagnostic]:
     """Autocasts that are made and used in a way that isn't followed."""
     known = {a.call for a in made.autocasts}
     for call in facts.calls:
@@ -415,12 +454,16 @@ def _loose_calls(facts: Facts, made: HandMade) -> Iterator[Diagnostic]:
         if not any(names.AUTOCAST.match(p) for p in paths):
             continue
         if call not in known:
-            yield UNREAD.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.func), why="where this autocast is entered can't be seen")
+            yield UNREAD.at(
+                call.lineno, call.col_offset + 1, text=facts.source.segment(call.func), why="where this autocast is entered can't be seen"
+            )
         elif not all(names.AUTOCAST.match(p) for p in paths):
-            yield UNREAD.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.func), why="whether this is autocast is decided elsewhere")
+            yield UNREAD.at(
+                call.lineno, call.col_offset + 1, text=facts.source.segment(call.func), why="whether this is autocast is decided elsewhere"
+            )
 
 
-def _definitions(facts: Facts, made: HandMade, outer: list[Autocast]) -> Iterator[Change | Diagnostic]:
+def _definitions(facts: View, made: HandMade, outer: list[Autocast]) -> Iterator[Change | Diagnostic]:
     """Names that held an autocast hold nothing that is used any more."""
     done: set[ast.stmt] = set()
     for autocast in made.autocasts:
@@ -432,29 +475,68 @@ def _definitions(facts: Facts, made: HandMade, outer: list[Autocast]) -> Iterato
         done.add(statement)
         context = {a.item.context_expr for a in made.autocasts if a.item is not None}
         target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
-        loads = [n for n in facts.program.source.nodes if isinstance(n, type(target)) and target is not None and ast.unparse(n) == ast.unparse(target) and isinstance(getattr(n, "ctx", None), ast.Load)]
+        loads = [
+            n
+            for n in facts.program.source.nodes
+            if isinstance(n, type(target))
+            and target is not None
+            and ast.unparse(n) == ast.unparse(target)
+            and isinstance(getattr(n, "ctx", None), ast.Load)
+        ]
         if target is None or any(n not in context for n in loads):
             yield UNREAD.at(statement.lineno, text=facts.source.segment(statement)[:60], why="this context is used in other ways than `with`")
             continue
-        stores = [n for n in facts.source.nodes if isinstance(n, type(target)) and ast.unparse(n) == ast.unparse(target) and isinstance(getattr(n, "ctx", None), ast.Store)]
+        stores = [
+            n
+            for n in facts.source.nodes
+            if isinstance(n, type(target)) and ast.unparse(n) == ast.unparse(target) and isinstance(getattr(n, "ctx", None), ast.Store)
+        ]
         for store in stores:
-            yield Change(CODE, NAME, "the accelerator makes the context where it is entered", statement.lineno, remove_statement(facts.source, facts.source.statement(store)), source="R16")
+            yield Change(
+                CODE,
+                NAME,
+                "the accelerator makes the context where it is entered",
+                statement.lineno,
+                remove_statement(facts.source, facts.source.statement(store)),
+                source="R16",
+            )
 
 
-def _full_precision(facts: Facts, evaluations: list[Autocast]) -> Iterator[Diagnostic]:
+def _full_precision(facts: View, decisions: Decisions, made: HandMade, ours: list[Autocast]) -> Iterator[Diagnostic]:
+    """Evaluations whose precision was another than the training's."""
+    text = decisions.arguments.get("mixed_precision", "")
     for loop in facts.eval_loops:
-        governed = {parent for f in loop.forwards for parent in facts.program.source.ancestors(f.call)} & {a.where for a in evaluations}
-        if not governed and not loop.mixed:
+        around = {parent for f in loop.forwards for parent in facts.program.source.ancestors(f.call)}
+        around |= {n for f in loop.forwards for n in facts.program.source.ancestors(loop.loop)}
+        governed = [a for a in ours if a.where in around or a.in_module]
+        try:
+            same = any(
+                a.in_module or _compared(facts, decisions, _precision_and_flag(facts, decisions, made, a)) == _compared(facts, decisions, text)
+                for a in governed
+            )
+        except _UnreadError:
+            same = False
+        if not same and not loop.mixed and decisions.options.mixed_precision is None:
             yield EVALUATION.at(loop.loop.lineno, loop.loop.col_offset + 1)
 
 
-def _imports(facts: Facts, made: HandMade, placed: list[Autocast]) -> Iterator[Change]:
+def _imports(facts: View, made: HandMade, placed: list[Autocast]) -> Iterator[Change]:
     """`from torch.cuda.amp import GradScaler, autocast` goes where nothing reads the names any more."""
     source = facts.source
     gone: set[ast.AST] = set()
     for autocast in placed:
         gone |= set(ast.walk(autocast.node))
-        gone |= set(ast.walk(source.statement(autocast.call) if autocast.item is not None and autocast.call is not autocast.item.context_expr else autocast.call)) if autocast.call is not None else set()
+        gone |= (
+            set(
+                ast.walk(
+                    source.statement(autocast.call)
+                    if autocast.item is not None and autocast.call is not autocast.item.context_expr
+                    else autocast.call
+                )
+            )
+            if autocast.call is not None
+            else set()
+        )
     for call in made.scalers:
         gone |= set(ast.walk(facts.program.source.statement(call)))
     for use in made.uses:

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.change.edits import CannotEditError, add_before, add_behind
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions, Prepare
 from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A201", "prepare"
-LAYOUT = Message("S2A211", Severity.ERROR, "prepare must stand here, and the line holds several statements", "put each statement on a line of its own and convert again")
+LAYOUT = Message(
+    "S2A211",
+    Severity.ERROR,
+    "prepare must stand here, and the line holds several statements",
+    "put each statement on a line of its own and convert again",
+)
 EVERY_RANK = Message("S2A212", Severity.NOTE, "this evaluation runs whole on every rank, over the unprepared loader: {why}", "")
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     yield from (p for p in decisions.plan.problems if p.path in ("", facts.source.path))
     for prepare in decisions.plan.prepares:
         if facts.source.root(prepare.anchor) is not facts.source.tree:
@@ -36,7 +41,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
             yield EVERY_RANK.at(plan.loop.loop.lineno, plan.loop.loop.col_offset + 1, why=plan.why)
 
 
-def _change(facts: Facts, decisions: Decisions, prepare: Prepare) -> Change:
+def _change(facts: View, decisions: Decisions, prepare: Prepare) -> Change:
     paths = list(dict.fromkeys(path for path, _ in prepare.items))
     call = f"{decisions.accelerator(prepare.anchor)}.prepare"
     joined = ", ".join(paths)
@@ -45,7 +50,14 @@ def _change(facts: Facts, decisions: Decisions, prepare: Prepare) -> Change:
         lines = ",\n\t".join(paths)
         code = f"{joined} = {call}(\n\t{lines},\n)"
     add = add_behind if prepare.behind else add_before
-    return Change(CODE, NAME, "models, optimizers and loaders go through prepare, once, before their first use", prepare.anchor.lineno, add(facts.source, prepare.anchor, code), source="R03")
+    return Change(
+        CODE,
+        NAME,
+        "models, optimizers and loaders go through prepare, once, before their first use",
+        prepare.anchor.lineno,
+        add(facts.source, prepare.anchor, code),
+        source="R03",
+    )
 
 
 EXAMPLES: list[tuple[str, str | None] | tuple[str, str | None, dict[str, object]]] = [

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import guarded
-from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.analysis.facts import FUNCTIONS, View
 from script2accel.change.edits import replace
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -21,7 +21,7 @@ CODE, NAME = "S2A703", "print"
 EVERY_RANK = Message("S2A713", Severity.NOTE, "this prints on every rank: its class has no accelerator", "")
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for call in facts.calls:
         if facts.path(call) != "print" or not isinstance(facts.source.parents[call], ast.Expr):
             continue
@@ -36,15 +36,17 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         yield Change(CODE, NAME, "one line of output, not one per process", call.lineno, edits, essential=False, source="R34")
 
 
-def _before_exit(facts: Facts, call: ast.Call) -> bool:
+def _before_exit(facts: View, call: ast.Call) -> bool:
     """Whether the program ends, or an error is raised, behind the print in its block."""
     statement = facts.source.statement(call)
     block = facts.source.block(statement)
     behind = block[next(i for i, s in enumerate(block) if s is statement) + 1 :]
-    return any(isinstance(s, ast.Raise) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and facts.machine.ends(s.value)) for s in behind[-1:])
+    return any(
+        isinstance(s, ast.Raise) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and facts.machine.ends(s.value)) for s in behind[-1:]
+    )
 
 
-def _around_training(facts: Facts, decisions: Decisions, call: ast.Call) -> bool:
+def _around_training(facts: View, decisions: Decisions, call: ast.Call) -> bool:
     function = facts.function(call)
     loops = [*facts.training_loops, *(loop.loop for loop in facts.eval_loops)]
     if any(facts.function(loop) is function for loop in loops) and isinstance(function, FUNCTIONS):

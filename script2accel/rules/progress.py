@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.change.edits import add_argument, wrap_expression
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -19,7 +19,7 @@ from script2accel.knowledge import torch as names
 CODE, NAME = "S2A704", "progress-bar"
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for call in facts.calls:
         path = facts.path(call)
         if not names.PROGRESS.match(path) or path.startswith("progress.") or facts.in_module(call) or facts.inside_class(call, facts.dataset_classes):

@@ -1,7 +1,8 @@
 """Show that what trains is prepared.
 
-Over the run as it will be: every training loop reads a prepared loader, every forward pass in it calls a prepared model, every step is a prepared optimizer's, no scheduler that
-steps per epoch is prepared, and no evaluation reads a prepared loader without gathering. What can't be shown is refused.
+Over the run as it will be: every training loop reads a prepared loader, every forward pass in it calls a prepared model, every step is a
+prepared optimizer's, no scheduler that steps per epoch is prepared, and no evaluation reads a prepared loader without gathering. What can't
+be shown is refused.
 Left alone when all of it holds.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#prepare-pytorch-objects
 """
@@ -12,22 +13,42 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
-from script2accel.analysis.facts import EvalLoop, Facts
+from script2accel.analysis.facts import EvalLoop, View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A220", "proof"
-LOADER = Message("S2A221", Severity.ERROR, "this training loop reads a loader that isn't prepared: every rank would see all the data", "prepare the loader in front of the loop, under the name that the loop reads")
-MODEL = Message("S2A222", Severity.ERROR, "`{text}` trains a model that isn't prepared: its gradients would not be synchronised", "prepare the model before it is handed on, under the name that is called here")
+LOADER = Message(
+    "S2A221",
+    Severity.ERROR,
+    "this training loop reads a loader that isn't prepared: every rank would see all the data",
+    "prepare the loader in front of the loop, under the name that the loop reads",
+)
+MODEL = Message(
+    "S2A222",
+    Severity.ERROR,
+    "`{text}` trains a model that isn't prepared: its gradients would not be synchronised",
+    "prepare the model before it is handed on, under the name that is called here",
+)
 OPTIMIZER = Message("S2A223", Severity.ERROR, "`{text}` steps an optimizer that isn't prepared", "prepare the optimizer together with its model")
-ONE_RANK = Message("S2A225", Severity.ERROR, "this evaluation reads a prepared loader and gathers nothing: its numbers would be one rank's ({why})", "gather predictions and targets with `accelerator.gather_for_metrics`, or evaluate over a loader that isn't prepared")
-SCHEDULER = Message("S2A226", Severity.ERROR, "this scheduler is prepared: it would step once per process at each call (measured)", "leave the scheduler out of prepare")
+ONE_RANK = Message(
+    "S2A225",
+    Severity.ERROR,
+    "this evaluation reads a prepared loader and gathers nothing: its numbers would be one rank's ({why})",
+    "gather predictions and targets with `accelerator.gather_for_metrics`, or evaluate over a loader that isn't prepared",
+)
+SCHEDULER = Message(
+    "S2A226",
+    Severity.ERROR,
+    "this scheduler is prepared: it would step once per process at each call (measured)",
+    "leave the scheduler out of prepare",
+)
 AGREEING = frozenset({"gather", "gather_for_metrics", "reduce", "gather_object"})
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if decisions.plan.problems:  # refused already: what isn't prepared follows from it
         return
     for loop in facts.train_loops:
@@ -56,13 +77,18 @@ def _unwrapped(call: ast.Call) -> bool:
     return "unwrap_model" in ast.unparse(call.func)
 
 
-def _reads_prepared(facts: Facts, evaluation: EvalLoop) -> bool:
-    return any(("iterated", evaluation.loop) in uses for obj, uses in facts.machine.uses.items() if obj.kind == "prepared" and obj.inner in evaluation.loaders and facts.roles.of(obj) == "loader")
-
-
-def _agrees(facts: Facts, evaluation: EvalLoop) -> bool:
+def _reads_prepared(facts: View, evaluation: EvalLoop) -> bool:
     return any(
-        isinstance(call.func, ast.Attribute) and call.func.attr in AGREEING and facts.inside(evaluation.loop, call) or facts.path(call) == "accelerate.utils.gather_object"
+        ("iterated", evaluation.loop) in uses
+        for obj, uses in facts.machine.uses.items()
+        if obj.kind == "prepared" and obj.inner in evaluation.loaders and facts.roles.of(obj) == "loader"
+    )
+
+
+def _agrees(facts: View, evaluation: EvalLoop) -> bool:
+    return any(
+        (isinstance(call.func, ast.Attribute) and call.func.attr in AGREEING and facts.inside(evaluation.loop, call))
+        or facts.path(call) == "accelerate.utils.gather_object"
         for call in facts.calls
     )
 

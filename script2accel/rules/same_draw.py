@@ -1,7 +1,8 @@
 """Let every rank make the same data.
 
-Data that is drawn or split without a seed comes out differently on each rank: samples of the one's training part land in the other's validation part (measured).
-The ranks take over the first one's random state at the birth of the accelerator; with one process nothing changes.
+Data that is drawn or split without a seed comes out differently on each rank: samples of the one's training part land in the other's
+validation part (measured). The ranks take over the first one's random state at the birth of the accelerator; with one process nothing
+changes.
 Left alone when the script seeds that generator, or draws with a generator of its own.
 Source: https://huggingface.co/docs/accelerate/package_reference/utilities
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.analysis.randomness import seeded, setup_draws
 from script2accel.change.edits import CannotEditError, add_before, ensure_import, merge
 from script2accel.change.plan import Change
@@ -31,7 +32,7 @@ STATES = {
 }
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for draw in setup_draws(facts):
         what, call, statement = draw.what, draw.call, draw.statement
         if seeded(facts.program, what) or not _matters(facts, decisions):
@@ -43,18 +44,27 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         code, name = STATES[what]
         decisions.accelerator(statement)
         try:
-            edits = merge([add_before(facts.source, statement, code.format(module=module), rank=-5), ensure_import(facts.source, "accelerate.utils", name)])
+            edits = merge(
+                [add_before(facts.source, statement, code.format(module=module), rank=-5), ensure_import(facts.source, "accelerate.utils", name)]
+            )
         except CannotEditError:
             yield UNSEEDED.at(call.lineno, call.col_offset + 1, what=f"`{facts.source.segment(call.func)}`")
             continue
-        yield Change(CODE, NAME, "drawn without a seed: every rank takes the first one's random state, so that all make the same data", call.lineno, edits, source="R83")
+        yield Change(
+            CODE,
+            NAME,
+            "drawn without a seed: every rank takes the first one's random state, so that all make the same data",
+            call.lineno,
+            edits,
+            source="R83",
+        )
 
 
-def _matters(facts: Facts, decisions: Decisions) -> bool:
+def _matters(facts: View, decisions: Decisions) -> bool:
     return bool(decisions.plan.prepares)
 
 
-def _module_name(facts: Facts, what: str) -> str | None:
+def _module_name(facts: View, what: str) -> str | None:
     """How the script calls the module that draws."""
     if what == "torch":
         return "torch"
@@ -213,7 +223,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-data = TensorDataset(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), torch.randint(0, 2, (64,), generator=torch.Generator().manual_seed(1)))
+g = torch.Generator().manual_seed(0)
+data = TensorDataset(torch.randn(64, 8, generator=g), torch.randint(0, 2, (64,), generator=g))
 loader = DataLoader(data, batch_size=16)
 model = nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

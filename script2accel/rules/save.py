@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import guarded, loads_state
-from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.analysis.facts import FUNCTIONS, View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import add_argument, add_before, merge, replace, wrap_expression
 from script2accel.change.plan import Change, Edit
@@ -35,7 +35,7 @@ ARGUMENTS = Message(
 )
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for call in facts.calls:
         path = facts.path(call)
         if path == "torch.save" and not guarded(facts, call) and not _into_buffer(facts, call):
@@ -43,10 +43,17 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
         elif path == "torch.load" and loads_state(facts, call):
             edits = merge([_on_cpu(facts, call), _behind_save(facts, decisions, call)])
             if edits:
-                yield Change(CODE, NAME, "loaded on the CPU, and copied by load_state_dict: the ranks don't share the first GPU", call.lineno, edits, source="R31")
+                yield Change(
+                    CODE,
+                    NAME,
+                    "loaded on the CPU, and copied by load_state_dict: the ranks don't share the first GPU",
+                    call.lineno,
+                    edits,
+                    source="R31",
+                )
 
 
-def _save(facts: Facts, decisions: Decisions, call: ast.Call) -> Change | Diagnostic:
+def _save(facts: View, decisions: Decisions, call: ast.Call) -> Change | Diagnostic:
     if facts.in_module(call) and not decisions.is_global(call):
         return IN_MODULE.at(call.lineno, call.col_offset + 1)
     extra = next((k.arg or "**" for k in call.keywords if k.arg not in ("obj", "f")), None) or ("a third argument" if len(call.args) > 2 else None)
@@ -60,7 +67,7 @@ def _save(facts: Facts, decisions: Decisions, call: ast.Call) -> Change | Diagno
     return Change(CODE, NAME, "one file is written once: on the main process", call.lineno, merge(edits), source="R30")
 
 
-def _on_cpu(facts: Facts, call: ast.Call) -> tuple[Edit, ...]:
+def _on_cpu(facts: View, call: ast.Call) -> tuple[Edit, ...]:
     """`map_location="cpu"`: a state is copied into place by load_state_dict wherever that is."""
     if any(k.arg is None for k in call.keywords):
         return ()
@@ -70,7 +77,7 @@ def _on_cpu(facts: Facts, call: ast.Call) -> tuple[Edit, ...]:
     return () if "cpu" in facts.source.segment(where) or isinstance(where, ast.Lambda) else replace(facts.source, where, '"cpu"')
 
 
-def _behind_save(facts: Facts, decisions: Decisions, call: ast.Call) -> tuple[Edit, ...]:
+def _behind_save(facts: View, decisions: Decisions, call: ast.Call) -> tuple[Edit, ...]:
     """Wait for the file: one that this run has saved is complete only when the main process has written it."""
     order, statement = facts.machine.order, facts.source.statement(call)
     saves = [c for c in facts.program.calls if facts.program.path(c) == "torch.save"]
@@ -84,12 +91,14 @@ def _behind_save(facts: Facts, decisions: Decisions, call: ast.Call) -> tuple[Ed
     return add_before(facts.source, statement, f"{decisions.accelerator(call)}.wait_for_everyone()")
 
 
-def _asks_for_file(facts: Facts, test: ast.expr) -> bool:
+def _asks_for_file(facts: View, test: ast.expr) -> bool:
     """Whether a condition looks whether a file is there."""
-    return any(isinstance(n, ast.Attribute) and n.attr in ("exists", "isfile", "is_file", "isdir", "is_dir", "listdir", "glob") for n in ast.walk(test))
+    return any(
+        isinstance(n, ast.Attribute) and n.attr in ("exists", "isfile", "is_file", "isdir", "is_dir", "listdir", "glob") for n in ast.walk(test)
+    )
 
 
-def _into_buffer(facts: Facts, call: ast.Call) -> bool:
+def _into_buffer(facts: View, call: ast.Call) -> bool:
     target = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "f"), None)
     objs = facts.machine.at.get(target, NOTHING).objs if target is not None else frozenset()
     return any(o.path in ("open", "io.BytesIO", "io.open") for o in objs)

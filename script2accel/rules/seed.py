@@ -1,7 +1,8 @@
 """Seed with `set_seed`, in place.
 
-Where `random`, `numpy` and `torch` are seeded together with one number, `set_seed(number)` does the same in one line, so the stream of one process is unchanged.
-Where noise is drawn in the training loop, the other ranks are seeded apart behind prepare: they'd all draw the first rank's noise otherwise.
+Where `random`, `numpy` and `torch` are seeded together with one number, `set_seed(number)` does the same in one line, so the stream of one
+process is unchanged. Where noise is drawn in the training loop, the other ranks are seeded apart behind prepare: they'd all draw the first
+rank's noise otherwise.
 Left alone when only some of the generators are seeded, or with different numbers: the calls do the same on every rank, which is right.
 Source: https://huggingface.co/docs/accelerate/concept_guides/performance#setting-the-seed
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.analysis.randomness import Seeding, loop_draws, seedings
 from script2accel.change.edits import CannotEditError, add_before, add_behind, ensure_import, merge, remove_statement, replace
 from script2accel.change.plan import Change
@@ -27,22 +28,26 @@ SAME_NOISE = Message(
 )
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     found = seedings(facts)
     for run in _runs(facts, found):
         first, *rest = run
         edits = [replace(facts.source, first.statement, f"set_seed({first.text})")]
         edits += [remove_statement(facts.source, other.statement) for other in rest]
         edits.append(ensure_import(facts.source, "accelerate.utils", "set_seed"))
-        yield Change(CODE, NAME, "one call seeds random, numpy and torch on every rank", first.statement.lineno, merge(edits), essential=False, source="R44")
+        yield Change(
+            CODE, NAME, "one call seeds random, numpy and torch on every rank", first.statement.lineno, merge(edits), essential=False, source="R44"
+        )
     yield from _apart(facts, decisions, found)
 
 
-def _runs(facts: Facts, found: list[Seeding]) -> Iterator[list[Seeding]]:
+def _runs(facts: View, found: list[Seeding]) -> Iterator[list[Seeding]]:
     """Neighbouring seedings with one number that reach random, numpy and torch."""
     by_block: dict[int, list[Seeding]] = {}
     for seeding in found:
-        if facts.source.alone(seeding.statement) and not any(facts.path(c) == "set_seed" for c in ast.walk(seeding.statement) if isinstance(c, ast.Call)):
+        if facts.source.alone(seeding.statement) and not any(
+            facts.path(c) == "set_seed" for c in ast.walk(seeding.statement) if isinstance(c, ast.Call)
+        ):
             by_block.setdefault(id(facts.source.block(seeding.statement)), []).append(seeding)
     for group in by_block.values():
         block = facts.source.block(group[0].statement)
@@ -53,7 +58,7 @@ def _runs(facts: Facts, found: list[Seeding]) -> Iterator[list[Seeding]]:
             yield group
 
 
-def _apart(facts: Facts, decisions: Decisions, found: list[Seeding]) -> Iterator[Change | Diagnostic]:
+def _apart(facts: View, decisions: Decisions, found: list[Seeding]) -> Iterator[Change | Diagnostic]:
     draws = loop_draws(facts.program)
     torch_seeds = [s for s in seedings(facts.program) if s.what in ("torch", "all")]
     own = [p for p in decisions.plan.prepares if facts.source.root(p.anchor) is facts.source.tree]
@@ -73,7 +78,9 @@ def _apart(facts: Facts, decisions: Decisions, found: list[Seeding]) -> Iterator
     except CannotEditError:
         yield SAME_NOISE.at(draws[0].lineno, draws[0].col_offset + 1)
         return
-    yield Change(CODE, NAME, f"noise is drawn in the loop (line {draws[0].lineno}): the other ranks draw their own", prepare.anchor.lineno, edits, source="R44")
+    yield Change(
+        CODE, NAME, f"noise is drawn in the loop (line {draws[0].lineno}): the other ranks draw their own", prepare.anchor.lineno, edits, source="R44"
+    )
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
@@ -160,7 +167,7 @@ if not accelerator.is_main_process:
 
 for x, y in loader:
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x + torch.randn(x.shape)), y)
+    loss = nn.functional.cross_entropy(model(x + torch.randn(x.shape).to(accelerator.device)), y)
     accelerator.backward(loss)
     optimizer.step()
 """,

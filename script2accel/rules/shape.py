@@ -1,7 +1,8 @@
 """Refuse the shapes of training that aren't converted yet.
 
-Several backward passes per batch, batches without a DataLoader, closures, EMA copies, compiled models, gradients by `autograd.grad`, optimizers with steps of their own, iterable
-datasets and samplers of the script's own: each needs a conversion of its own, and a wrong one would train another model silently.
+Several backward passes per batch, batches without a DataLoader, closures, EMA copies, compiled models, gradients by `autograd.grad`,
+optimizers with steps of their own, iterable datasets and samplers of the script's own: each needs a conversion of its own, and a wrong one
+would train another model silently.
 Left alone: one backward pass per batch of a DataLoader, and an optimizer of PyTorch's form.
 Source: https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation
 """
@@ -12,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
-from script2accel.analysis.facts import Backward, Facts, TrainLoop
+from script2accel.analysis.facts import Backward, TrainLoop, View
 from script2accel.analysis.randomness import loop_draws
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.change.plan import Change
@@ -102,7 +103,7 @@ LIBRARIES = frozenset(
 )
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     yield from _backwards(facts)
     for loop in facts.train_loops:
         if not loop.loaders and not _draws_its_data(facts, loop):
@@ -113,7 +114,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
     yield from _other_files(facts, decisions)
 
 
-def _backwards(facts: Facts) -> Iterator[Diagnostic]:
+def _backwards(facts: View) -> Iterator[Diagnostic]:
     for loop in facts.train_loops:
         seen: list[Backward] = []
         for backward in sorted(loop.backwards, key=lambda b: b.call.lineno):
@@ -128,7 +129,7 @@ def _backwards(facts: Facts) -> Iterator[Diagnostic]:
         yield NO_LOADER.at(backward.call.lineno, backward.call.col_offset + 1)
 
 
-def _shared(facts: Facts, one: Backward, other: Backward) -> str:
+def _shared(facts: View, one: Backward, other: Backward) -> str:
     """What two backward passes have in common: a forward pass, or something that can't be seen."""
     mine, theirs = (_forwards(facts, b) for b in (one, other))
     if not mine or not theirs:
@@ -138,24 +139,24 @@ def _shared(facts: Facts, one: Backward, other: Backward) -> str:
     return f"line {both[0]}" if both else ""
 
 
-def _forwards(facts: Facts, backward: Backward) -> set[ast.AST]:
+def _forwards(facts: View, backward: Backward) -> set[ast.AST]:
     return {call for call in facts.machine.forwards_into(backward.loss) if not quiet(facts, call)}
 
 
-def _draws_its_data(facts: Facts, loop: TrainLoop) -> bool:
+def _draws_its_data(facts: View, loop: TrainLoop) -> bool:
     """Whether every batch of a loop without a loader is drawn at random in it, by generators that ranks can be seeded apart in."""
     draws = set(loop_draws(facts.program))
     forwards = [f for f in facts.program.forwards if facts.inside(loop.loop, f.call) and not quiet(facts, f.call)]
     return bool(forwards) and all(any(facts.machine.at[a].marks & draws for a in (*f.call.args, *(k.value for k in f.call.keywords)) if a in facts.machine.at) for f in forwards)
 
 
-def _exclusive(facts: Facts, one: ast.AST, other: ast.AST) -> bool:
+def _exclusive(facts: View, one: ast.AST, other: ast.AST) -> bool:
     """Whether two places stand in different branches of one `if`."""
     above = {p: c for p, c in _branches(facts, one)}
     return any(p in above and above[p] != c for p, c in _branches(facts, other))
 
 
-def _branches(facts: Facts, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+def _branches(facts: View, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
     child = node
     for parent in facts.source.ancestors(node):
         if isinstance(parent, ast.If):
@@ -163,7 +164,7 @@ def _branches(facts: Facts, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
         child = parent
 
 
-def _steps(facts: Facts) -> Iterator[Diagnostic]:
+def _steps(facts: View) -> Iterator[Diagnostic]:
     for step in facts.optimizer_steps:
         text = facts.source.segment(step.call)
         if step.given:
@@ -181,14 +182,14 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
         yield MANUAL.at(call.lineno, call.col_offset + 1, text=facts.source.segment(facts.source.statement(call))[:60])
 
 
-def _foreign(facts: Facts, obj: Obj) -> bool:
+def _foreign(facts: View, obj: Obj) -> bool:
     """An optimizer whose class is the script's own and no torch optimizer, or whose making isn't seen."""
     if obj.kind == "instance":
         return True
     return obj.kind == "made" and not names.OPTIMIZER.match(obj.path) and obj.path.startswith("torch.") is False and bool(obj.path)
 
 
-def _calls(facts: Facts, decisions: Decisions) -> Iterator[Diagnostic]:
+def _calls(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
     for call in facts.calls:
         paths = facts.any_path(call)
         text = facts.source.segment(call.func)
@@ -201,7 +202,7 @@ def _calls(facts: Facts, decisions: Decisions) -> Iterator[Diagnostic]:
             yield BY_HAND.at(*place, text=text)
 
 
-def _updated(facts: Facts, call: ast.Call) -> bool:
+def _updated(facts: View, call: ast.Call) -> bool:
     """Whether a copy of the model is changed after it was made."""
     for obj in facts.machine.at.get(call, NOTHING).objs:
         if any(what in (".parameters", ".state_dict", ".named_parameters", ".buffers") for what, _ in facts.machine.uses.get(obj, ())):
@@ -209,7 +210,7 @@ def _updated(facts: Facts, call: ast.Call) -> bool:
     return False
 
 
-def _loaders(facts: Facts) -> Iterator[Diagnostic]:
+def _loaders(facts: View) -> Iterator[Diagnostic]:
     for loader in facts.loaders:
         if loader.site is None:
             continue
@@ -223,7 +224,7 @@ def _loaders(facts: Facts) -> Iterator[Diagnostic]:
                     yield OWN_SAMPLER.at(*place, text=str(obj.name))
 
 
-def _other_files(facts: Facts, decisions: Decisions) -> Iterator[Diagnostic]:
+def _other_files(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
     """Prepared objects that go to functions of unknown files."""
     for call in facts.calls:
         root = facts.path(call).lstrip(".").split(".")[0]

@@ -1,7 +1,7 @@
 """Reach a wrapped model's own attributes through `unwrap_model`.
 
-Behind prepare a model may be wrapped: `model.fc`, `model.generate(...)`, `model.load_state_dict(...)` go through `accelerator.unwrap_model(model)`, and
-`model.state_dict()` becomes `accelerator.get_state_dict(model)`, whose keys carry no `module.`.
+Behind prepare a model may be wrapped: `model.fc`, `model.generate(...)`, `model.load_state_dict(...)` go through
+`accelerator.unwrap_model(model)`, and `model.state_dict()` becomes `accelerator.get_state_dict(model)`, whose keys carry no `module.`.
 Left alone in front of prepare, and for what the wrapper answers itself (`train`, `eval`, `parameters`, `zero_grad`). Refused when training
 runs through such a method: its gradients would not be synchronised, silently (measured).
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#model
@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet, runs_layers
-from script2accel.analysis.facts import Facts
+from script2accel.analysis.facts import View
 from script2accel.change.edits import replace, wrap_expression
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -27,14 +27,21 @@ PAST_FORWARD = Message(
     "training runs through `{text}`, not through the model's `forward`: on several ranks its gradients would not be synchronised",
     "call the model itself (move the computation into `forward`, or let `forward` call the method), and convert again",
 )
-WRITTEN = Message("S2A224", Severity.ERROR, "`{text}` is set behind prepare: on a wrapped model it would reach the wrapper only", "set it before prepare, or on `accelerator.unwrap_model(model)`")
+WRITTEN = Message(
+    "S2A224",
+    Severity.ERROR,
+    "`{text}` is set behind prepare: on a wrapped model it would reach the wrapper only",
+    "set it before prepare, or on `accelerator.unwrap_model(model)`",
+)
 
 
-def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for node in facts.source.nodes:
         if not isinstance(node, ast.Attribute) or node.attr in names.MODULE_API or node.value not in facts.machine.at:
             continue
-        if not any(o.kind == "prepared" and facts.roles.of(o) in ("model", "criterion") for o in facts.machine.at[node.value].objs) or facts.in_module(node):
+        if not any(
+            o.kind == "prepared" and facts.roles.of(o) in ("model", "criterion") for o in facts.machine.at[node.value].objs
+        ) or facts.in_module(node):
             continue
         if isinstance(node.value, ast.Call):
             continue
@@ -47,7 +54,7 @@ def rewrite(facts: Facts, decisions: Decisions) -> Iterator[Change | Diagnostic]
             yield _change(facts, decisions, node)
 
 
-def _trains(facts: Facts, node: ast.Attribute) -> bool:
+def _trains(facts: View, node: ast.Attribute) -> bool:
     """Whether the attribute is called, runs layers, and what it gives comes to a backward pass."""
     call: ast.AST = node
     while isinstance(call, ast.Attribute):
@@ -59,14 +66,16 @@ def _trains(facts: Facts, node: ast.Attribute) -> bool:
     return runs_layers(facts, node)
 
 
-def _change(facts: Facts, decisions: Decisions, node: ast.Attribute) -> Change:
+def _change(facts: View, decisions: Decisions, node: ast.Attribute) -> Change:
     accelerator = decisions.accelerator(node)
     call = facts.source.parents[node]
     if node.attr == "state_dict" and isinstance(call, ast.Call) and call.func is node and not call.args and not call.keywords:
         edits = replace(facts.source, call, f"{accelerator}.get_state_dict({facts.source.segment(node.value)})")
         return Change("S2A205", NAME, "the weights of the model without its wrapper, on every rank", node.lineno, edits, source="R20")
     edits = wrap_expression(facts.source, node.value, f"{accelerator}.unwrap_model(", ")")
-    return Change(CODE, NAME, "a wrapped model has its own attributes only: the inner one is reached by unwrap_model", node.lineno, edits, source="R17")
+    return Change(
+        CODE, NAME, "a wrapped model has its own attributes only: the inner one is reached by unwrap_model", node.lineno, edits, source="R17"
+    )
 
 
 EXAMPLES: list[tuple[str, str | None]] = [

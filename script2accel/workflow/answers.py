@@ -189,7 +189,7 @@ def propose(given: Mapping[str, object]) -> Answers:
     values.setdefault("num_machines", 2 if hardware == "multi-node" else 1)
     least = {"multi-gpu": 2, "multi-node": _count(values["num_machines"])}.get(str(hardware), 1)
     values.setdefault("num_processes", max(least, taken) if hardware in ("multi-gpu", "multi-node") else 8 if hardware == "tpu" else 1)
-    values.setdefault("strategy", _default_strategy(values))
+    values.setdefault("strategy", _default_strategy(values, taken))
     _fill_sizes(values, taken)
     return Answers(**values)  # type: ignore[arg-type]
 
@@ -202,12 +202,13 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 1
 
 
-def _default_strategy(values: Mapping[str, object]) -> str:
+def _default_strategy(values: Mapping[str, object], taken: int) -> str:
     if _count(values["num_processes"]) == 1:
         return "none"
+    rest = _more(values.get("tp")) and _count(values["num_processes"]) > taken  # tp goes with sharded data alone
     if _more(values.get("sp")):
         return "zero3"
-    if _more(values.get("dp_shard")) or _more(values.get("cp")):
+    if _more(values.get("dp_shard")) or _more(values.get("cp")) or rest:
         return "hsdp" if _more(values.get("dp_replicate")) else "fsdp2"
     return "ddp"
 

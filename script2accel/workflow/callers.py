@@ -43,7 +43,9 @@ def _calls(source: Source, names: dict[str, Source], program: Program) -> str:
             target = other.resolve(source, node.module or "", node.level)
             for alias in node.names:
                 holder = names.get(alias.name)
-                if target is not None and ((holder is not None and holder.path == target.path) or (alias.name == "*" and any(h.path == target.path for h in names.values()))):
+                if target is not None and (
+                    (holder is not None and holder.path == target.path) or (alias.name == "*" and any(h.path == target.path for h in names.values()))
+                ):
                     found = _mentioned(source, names, target.path) if alias.name == "*" else alias.name
                     if found:
                         return found

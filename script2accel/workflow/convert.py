@@ -1,7 +1,7 @@
 """The road: bytes -> Source -> abstract run -> Draft -> rehearsed run -> Decisions -> Changes -> Plans -> new bytes -> Results.
 
-One road for a single script and for a project: the files that training runs through are read through a function that the caller gives, converted together, and
-all of them or none.
+One road for a single script and for a project: the files that training runs through are read through a function that the caller gives,
+converted together, and all of them or none.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ def convert(source: bytes | str, options: Options = Options(), path: str = "trai
     return convert_project({path: raw}, options)[0]
 
 
-def convert_project(entries: Mapping[str, bytes], options: Options = Options(), read: Read | None = None, others: Others | None = None) -> list[Result]:  # noqa: B008
+def convert_project(
+    entries: Mapping[str, bytes],
+    options: Options = Options(),  # noqa: B008 (a frozen value)
+    read: Read | None = None,
+    others: Others | None = None,
+) -> list[Result]:
     """Convert entry scripts with the modules of their project that they import; one result for each entry and each file that changes.
 
     Paths are relative to the project's root, with forward slashes. `read` gives a file's bytes or None; `others` lists the project's files, so that
@@ -127,7 +132,11 @@ class Travelled:
         out = []
         for index, result in enumerate(self.results):
             extra = tuple(d if d.path else d.in_file(result.path) for d in said) if index == 0 else ()
-            out.append(Result(result.path, Outcome.REFUSED, result.before, result.before, (), (*result.diagnostics, *extra), result.roles, (), result.encoding))
+            out.append(
+                Result(
+                    result.path, Outcome.REFUSED, result.before, result.before, (), (*result.diagnostics, *extra), result.roles, (), result.encoding
+                )
+            )
         return out
 
     def errors(self, paths: set[str]) -> list[Diagnostic]:
@@ -210,7 +219,12 @@ class Road:
         for source, changes in self.changes.items():
             for change in changes:
                 if change.essential:
-                    self._take(source, Diagnostic(change.rule, Severity.ERROR, change.line, 1, f"not converted: {change.message}", f"see `script2accel rule {change.rule}`"))
+                    self._take(
+                        source,
+                        Diagnostic(
+                            change.rule, Severity.ERROR, change.line, 1, f"not converted: {change.message}", f"see `script2accel rule {change.rule}`"
+                        ),
+                    )
         for entry in self.program.entries:
             self.said.setdefault(entry, []).insert(0, ALREADY.at(0))
         errors = any(d.severity is Severity.ERROR for said in self.said.values() for d in said)
@@ -236,7 +250,18 @@ class Road:
         said = sorted(dict.fromkeys(self.said.get(source, ())), key=lambda d: (d.line, d.column, d.id))
         changes = tuple(sorted(plan.applied, key=lambda change: change.line)) if plan is not None else ()
         roles = self._roles(source) if outcome is not Outcome.NOT_TRAINING or hasattr(self, "facts") else ()
-        return Result(source.path, outcome, source.raw, after, changes, tuple(d if d.path else d.in_file(source.path) for d in said), roles, facts, source.encoding, plan)
+        return Result(
+            source.path,
+            outcome,
+            source.raw,
+            after,
+            changes,
+            tuple(d if d.path else d.in_file(source.path) for d in said),
+            roles,
+            facts,
+            source.encoding,
+            plan,
+        )
 
     def _roles(self, source: Source) -> tuple[RoleLine, ...]:
         return tuple(RoleLine(*line) for line in listing.lines(self.facts.roles, source)) if hasattr(self, "facts") else ()
@@ -286,7 +311,9 @@ class Road:
             if source in self.program.entries:
                 entries.append(converted)
         old = self.program.read
-        again = Road(entries, self.options, (lambda path: texts[path] if path in texts else old(path)) if old is not None else None, self.spared).travel()
+        again = Road(
+            entries, self.options, (lambda path: texts[path] if path in texts else old(path)) if old is not None else None, self.spared
+        ).travel()
         for result in again.results:
             for found in result.errors:
                 where = next((s for s in self.program.sources if s.path == result.path), self.program.entries[0])

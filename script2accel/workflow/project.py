@@ -90,5 +90,3 @@ class Project:
                 shown = shown if shown is file else replace(shown, path=os.path.relpath(shown.target))
                 found.append((shown, self._shown(result, shown.path)))
         return sorted(found, key=lambda pair: pair[0] is not file)
-
-
