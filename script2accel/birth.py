@@ -60,6 +60,7 @@ def connect(facts: Facts, decisions: Decisions) -> Iterator[Said | Everywhere]:
     if not decisions.needs:
         return
     needs = Needs(facts, decisions)
+    decisions.handovers = [site for unit in needs.callers for site in needs.sites(unit)]
     homes: list[Unit] = []
     for entry in facts.source.entries:
         reached = needs.reached(entry.tree)
@@ -197,8 +198,12 @@ def _birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str
     if loader:
         arguments["dataloader_config"] = f"DataLoaderConfiguration({', '.join(f'{k}={v}' for k, v in loader.items())})"
         wanted["accelerate.utils", "DataLoaderConfiguration"] = None
-    if decisions.handlers:
-        arguments["kwargs_handlers"] = f"[{', '.join(decisions.handlers)}]"
+    handlers = list(decisions.handlers)
+    if decisions.ddp_arguments:
+        handlers.append(f"DistributedDataParallelKwargs({', '.join(f'{k}={v}' for k, v in decisions.ddp_arguments.items())})")
+        wanted["accelerate", "DistributedDataParallelKwargs"] = None
+    if handlers:
+        arguments["kwargs_handlers"] = f"[{', '.join(handlers)}]"
     lines = [f"{target} = Accelerator({', '.join(f'{k}={v}' for k, v in arguments.items())})"]
     imports = [ensure_import(source, module, name) for module, name in wanted]
     if options.seed is not None and not seedings(facts):
@@ -279,12 +284,8 @@ def constructor(cls: ast.ClassDef) -> ast.FunctionDef | None:
 
 def _earliest(facts: Facts, decisions: Decisions, body: list[ast.stmt]) -> ast.stmt:
     """The first statement of a block that needs the accelerator, itself or in what it calls."""
-    for statement in body:
-        if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-            continue
-        if any(facts.inside(statement, node) for node in decisions.needs):
-            return statement
-    return _first(body)
+    found = [index for node in (*decisions.needs, *decisions.handovers) for index in facts.places(body, node)]
+    return body[min(found)] if found else _first(body)
 
 
 def _module_anchor(facts: Facts, decisions: Decisions, tree: ast.Module) -> ast.stmt:

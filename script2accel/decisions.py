@@ -23,12 +23,14 @@ class Decisions:
         self.global_modules = self._global_modules()
         self.needs: list[ast.AST] = []
         self.essential_needs: list[ast.AST] = []
+        self.handovers: list[ast.AST] = []  # calls at which the accelerator is handed on
         self.unreached: list[ast.AST] = []  # functions and classes that the accelerator can't be handed to
         self.spared: frozenset[tuple[str, str]] = frozenset()  # (path, name) of functions whose signature must stay
         # what the accelerator is constructed with: keyword -> text, options of DataLoaderConfiguration, kwargs handlers, their imports
         self.arguments: dict[str, str] = {}
         self.loader_arguments: dict[str, str] = {}
         self.handlers: list[str] = []
+        self.ddp_arguments: dict[str, str] = {}  # of DistributedDataParallelKwargs
         self.imports: dict[tuple[str, str], None] = {}
         self.read: list[ast.expr] = []
         self.grouped: ast.expr | None = None  # how many batches make a group, as the script reads it

@@ -86,9 +86,6 @@ class Placer:
     def __init__(self, facts: Facts, result: Draft) -> None:
         self.facts, self.result, self.homes = facts, result, Homes(facts)
         self._used: dict[tuple[int, Obj], frozenset[int]] = {}
-        self._found: dict[tuple[int, ast.AST], frozenset[int]] = {}
-        self._index: dict[int, dict[ast.stmt, int]] = {}
-        self._blocks: dict[int, list[ast.stmt]] = {}
 
     def place(self, models: list[Obj], optimizers: list[Obj], loaders: list[Obj]) -> None:
         """Place everything: one call where that is possible."""
@@ -262,7 +259,7 @@ class Placer:
         last = 0
         first_loop = min((i for i in self._uses(block, obj) if isinstance(block[i], (ast.For, ast.While, ast.AsyncFor))), default=len(block))
         for binding in bindings:
-            for index in self._places(block, binding.statement) if binding.statement is not None else ():
+            for index in self.facts.places(block, binding.statement) if binding.statement is not None else ():
                 if index < first_loop:  # a rebinding inside the loop is no making
                     last = max(last, index + 1)
         return last
@@ -283,32 +280,8 @@ class Placer:
             else:
                 nodes = [s.call for s in facts.optimizer_steps if obj in s.objs]
             nodes += self._keepers.get(obj, [])
-            self._used[key] = frozenset(index for node in nodes for index in self._places(block, node))
+            self._used[key] = frozenset(index for node in nodes for index in self.facts.places(block, node))
         return self._used[key]
-
-    def _places(self, block: list[ast.stmt], node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> frozenset[int]:
-        """The statements of a block in which a node runs: in its text, or in a function that it calls."""
-        key = (id(block), node)
-        if key not in self._found:
-            index = self._index.setdefault(id(block), {statement: i for i, statement in enumerate(block)})
-            self._blocks[id(block)] = block  # the key is an id: keep the block alive
-            child = node
-            found: frozenset[int] | None = None
-            for parent in (node, *self.facts.source.ancestors(node)):
-                if isinstance(parent, FUNCTIONS) and parent is not node and child in parent.body:
-                    if parent.body is block:
-                        break
-                    calls = self.facts.callers(parent) if parent not in seen else []
-                    found = frozenset(i for call in calls for i in self._places(block, call, seen | {parent}))
-                    break
-                if parent in index and not isinstance(parent, (*FUNCTIONS, ast.ClassDef)):
-                    found = frozenset((index[parent],))  # type: ignore[index]
-                    break
-                child = parent
-            if seen and found is None:
-                return frozenset()
-            self._found[key] = found or frozenset()
-        return self._found[key]
 
     @cached_property
     def _forwards(self) -> dict[Obj, list[Forward]]:

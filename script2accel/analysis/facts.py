@@ -78,6 +78,9 @@ class Facts:
         self.machine = machine
         self.source: Program = machine.source
         self.roles = Roles(machine)
+        self._found: dict[tuple[int, ast.AST], frozenset[int]] = {}
+        self._index: dict[int, dict[ast.stmt, int]] = {}
+        self._blocks: dict[int, list[ast.stmt]] = {}
 
     @property
     def program(self) -> Facts:
@@ -187,6 +190,30 @@ class Facts:
             for call in self.callers(function):
                 found += [loop for loop in self.all_loops(call, seen) if loop not in found]
         return found
+
+    def places(self, block: list[ast.stmt], node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> frozenset[int]:
+        """The statements of a block in which a node runs: in its text, or in a function that it calls."""
+        key = (id(block), node)
+        if key not in self._found:
+            index = self._index.setdefault(id(block), {statement: i for i, statement in enumerate(block)})
+            self._blocks[id(block)] = block  # the key is an id: keep the block alive
+            child = node
+            found: frozenset[int] | None = None
+            for parent in (node, *self.source.ancestors(node)):
+                if isinstance(parent, FUNCTIONS) and parent is not node and child in parent.body:
+                    if parent.body is block:
+                        break
+                    calls = self.callers(parent) if parent not in seen else []
+                    found = frozenset(i for call in calls for i in self.places(block, call, seen | {parent}))
+                    break
+                if parent in index and not isinstance(parent, (*FUNCTIONS, ast.ClassDef)):
+                    found = frozenset((index[parent],))  # type: ignore[index]
+                    break
+                child = parent
+            if seen and found is None:
+                return frozenset()
+            self._found[key] = found or frozenset()
+        return self._found[key]
 
     # training --------------------------------------------------------------------------------------------
 

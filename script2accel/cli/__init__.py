@@ -17,6 +17,11 @@ COMMANDS = {
     "roles": "Show what was understood of a script, line by line.",
     "rule": "Explain a rule or a message, or list the rules.",
     "undo": "Take back the last write.",
+    "init": "Ask once about hardware and strategy, and save the answers.",
+    "config": "Show or write Accelerate's and DeepSpeed's configuration for the answers.",
+    "launch": "Print the commands and cluster files that start a script.",
+    "mesh": "Draw which process sits where, and which groups it forms.",
+    "guide": "Documented facts about training with Accelerate.",
 }
 
 

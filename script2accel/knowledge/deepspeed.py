@@ -6,7 +6,6 @@ DeepSpeed accepts unknown keys of its configuration in silence, so what is writt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 AUTO = "auto"
 
@@ -52,30 +51,19 @@ def _is(value: object, kind: object) -> bool:
     return isinstance(value, (int, float)) and value >= 0 and (kind is float or isinstance(value, int))
 
 
-@dataclass(frozen=True)
-class Kept:
-    """An optimizer of torch that CPU offload maps to one of DeepSpeed's, with the defaults that the mapping falls back to."""
-
-    name: str
-    defaults: Mapping[str, object]
-
-
-OFFLOADED = (
-    Kept("torch.optim.Adam", {"betas": (0.9, 0.999), "eps": 1e-08, "amsgrad": False, "maximize": False}),
-    Kept("torch.optim.AdamW", {"betas": (0.9, 0.999), "eps": 1e-08, "amsgrad": False, "maximize": False}),
-    Kept("torch.optim.Adagrad", {"eps": 1e-10, "lr_decay": 0, "initial_accumulator_value": 0, "maximize": False}),
-)
-"""Accelerate rebuilds the optimizer from `lr` and `weight_decay` alone; anything else becomes Adam (accelerate/utils/deepspeed.py)."""
+OFFLOADED = ("torch.optim.Adam", "torch.optim.AdamW")
+"""What CPU offload trains as torch does, parameter groups with their own betas and eps included (measured to 1e-7, deepspeed 0.19.8)."""
+KEPT = frozenset({"params", "lr", "betas", "eps", "weight_decay", "foreach", "fused", "capturable", "differentiable"})
 
 
 def offload_refusal(optimizer: str, arguments: Mapping[str, object]) -> str:
-    """Why CPU offload would not keep an optimizer (its qualified name, its keyword arguments as far as known); empty when it does."""
-    kept = next((one for one in OFFLOADED if one.name == optimizer or one.name == f"torch.optim.{optimizer}"), None)
-    if kept is None:
-        return f"CPU offload replaces {optimizer} by DeepSpeed's CPU Adam"
-    for name, value in arguments.items():
-        if name in ("lr", "weight_decay", "params", "foreach", "fused"):
-            continue
-        if name not in kept.defaults or kept.defaults[name] != (tuple(value) if isinstance(value, list) else value):
-            return f"CPU offload drops {name}={value!r} of {optimizer}: DeepSpeed's own keeps lr and weight_decay alone"
-    return ""
+    """Why CPU offload would not keep an optimizer (its name, its keyword arguments as far as known); empty when it does.
+
+    Accelerate gives the parameter groups to DeepSpeed's own Adam (accelerate/utils/deepspeed.py): any other optimizer becomes that, Adagrad
+    fails on an argument of it; `maximize` and `decoupled_weight_decay` are ignored, `amsgrad` fails.
+    """
+    name = optimizer if "." in optimizer else f"torch.optim.{optimizer}"
+    if name not in OFFLOADED:
+        return f"CPU offload makes DeepSpeed's own Adam of {optimizer}, or fails"
+    changed = [f"{key}={value!r}" for key, value in arguments.items() if key not in KEPT and value not in (False, None)]
+    return f"CPU offload doesn't keep {', '.join(changed)} of {optimizer}" if changed else ""

@@ -16,7 +16,7 @@ def refusal(answers: Answers) -> str:
     if answers.hardware not in ("single-gpu", "multi-gpu", "multi-node"):
         return f"Axolotl's parallelism fields are documented for GPUs ({SOURCE})"
     if answers.sp > 1:
-        return f"Axolotl splits sequences with context_parallel_size and FSDP, not with DeepSpeed's sp ({SOURCE}); nearest valid: cp={answers.sp} with fsdp2"
+        return f"Axolotl splits sequences with FSDP, not with DeepSpeed's sp ({SOURCE}); nearest valid: cp={answers.sp} with fsdp2"
     return ""
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
-_NOT_TEXT = frozenset("y n yes no on off true false null".split(" "))
+_NOT_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
 def document(value: Mapping[str, object], comments: Sequence[str] = ()) -> str:

@@ -11,7 +11,7 @@ _CELL, _HEAD, _GAP, _LINE = (112, 56), 34, 16, 18
 _COLOURS = ("#4e79a7", "#59a14f", "#b6992d", "#e15759", "#b07aa1", "#499894", "#d37295", "#9d7660")
 
 
-def text(mesh: Mesh, *, joint: bool = True) -> str:
+def text(mesh: Mesh) -> str:
     """A line for each rank, then the groups along each dimension."""
     shape = " x ".join(f"{name} {size}" for name, size in zip(mesh.names, mesh.shape, strict=True))
     lines = [f"{mesh.world} rank{'s' * (mesh.world != 1)}: {shape}", ""]
@@ -19,11 +19,23 @@ def text(mesh: Mesh, *, joint: bool = True) -> str:
     rows = [[str(one) for one in (rank, mesh.node(rank), mesh.device(rank), *mesh.coordinates(rank), mesh.data(rank))] for rank in range(mesh.world)]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
-    for name in mesh.group_names() if joint else mesh.names:
-        parts = f" ({' and '.join(part for part in JOINT[name] if part in mesh.names)} together)" if name in JOINT else ""
-        lines += ["", f"{name}{parts}:"]
+    for name in mesh.names:
+        lines += ["", f"{name}:"]
+        lines += [f"  {' '.join(map(str, group))}{_crossing(mesh, group)}" for group in mesh.groups(name)]
+    for name, parts in joints(mesh).items():
+        lines += ["", f"{name} ({' and '.join(parts)} together):"]
         lines += [f"  {' '.join(map(str, group))}{_crossing(mesh, group)}" for group in mesh.groups(name)]
     return "\n".join(lines) + "\n"
+
+
+def joints(mesh: Mesh) -> dict[str, tuple[str, ...]]:
+    """The joint meshes that are none of the dimensions and no other joint one, each with its parts."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, parts in JOINT.items():
+        active = tuple(part for part in parts if part in mesh.names)
+        if len(active) > 1 and active not in found.values():
+            found[name] = active
+    return found
 
 
 def _crossing(mesh: Mesh, group: tuple[int, ...]) -> str:

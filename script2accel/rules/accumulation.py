@@ -112,11 +112,10 @@ SHAPE = Message(
 HORIZON = Message(
     "S2A421",
     Severity.WARNING,
-    "warning: this scheduler's horizon comes from the loader's length, so it goes on stepping once per batch, while the optimizer steps once for {wanted}",
+    "warning: this scheduler's horizon comes from the loader's length: it goes on stepping once per batch, the optimizer once for {wanted}",
     "",
 )
 ENDED = Message("S2A422", Severity.NOTE, "the learning rate advances with optimizer steps, of which there are 1/{wanted} now", "")
-EXAMPLES: list[tuple[str, str | None]] = []
 REASON = "the accelerator gathers the gradients of a group of batches, and synchronises them once"
 
 
@@ -543,3 +542,285 @@ def _counts_batches(facts: View, obj: Obj, depth: int) -> bool:
     if obj.kind == "expr" and obj.site is not None:
         inner += [o for values in facts.machine.operands.get(obj.site, ()) for value in values for o in value.objs]
     return any(o is not obj and _counts_batches(facts, o, depth + 1) for o in inner)
+
+
+EXAMPLES: list[tuple[str, str | None] | tuple[str, str | None, dict[str, int]]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+steps = 4
+
+for epoch in range(2):
+    for i, (x, y) in enumerate(loader):
+        loss = nn.functional.cross_entropy(model(x), y) / steps
+        loss.backward()
+        if (i + 1) % steps == 0 or i + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+    print(loss.item() * steps)
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+steps = 4
+accelerator = Accelerator(gradient_accumulation_steps=steps)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for epoch in range(2):
+    for i, (x, y) in enumerate(loader):
+        with accelerator.accumulate(model):
+            loss = nn.functional.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.print(loss.item())
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for epoch in range(2):
+    optimizer.zero_grad()
+    for i, (x, y) in enumerate(loader):
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        if i % 4 == 3:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=4, sync_with_dataloader=False))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for epoch in range(2):
+    model.zero_grad()
+    accelerator.step = 0
+    for i, (x, y) in enumerate(loader):
+        with accelerator.accumulate(model):
+            loss = nn.functional.cross_entropy(model(x), y)
+            accelerator.backward(loss * 4)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator(gradient_accumulation_steps=4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    with accelerator.accumulate(model):
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        if accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        {"gradient_accumulation_steps": 4},
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    if i % 4 == 3 and i > 8:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        "S2A411",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    while len(x):
+        loss = nn.functional.cross_entropy(model(x[:4]), y[:4])
+        loss.backward()
+        x, y = x[4:], y[4:]
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        "S2A412",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+k = 4
+
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(model(x), y) * (1 / k)
+    loss.backward()
+    if (i + 1) % k == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        "S2A413",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for i, (x, y) in enumerate(loader):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y) / 4
+    loss.backward()
+    if i % 4 == 3:
+        optimizer.step()
+""",
+        "S2A414",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(model(x), y) / 4
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if i % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        "S2A415",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(model(x), y) / 4
+    loss.backward()
+    if i % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        "S2A418",
+        {"gradient_accumulation_steps": 2},
+    ),
+]

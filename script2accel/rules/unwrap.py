@@ -36,6 +36,7 @@ WRITTEN = Message(
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    yield from _drawn(facts, decisions)
     for node in facts.source.nodes:
         if not isinstance(node, ast.Attribute) or node.attr in names.MODULE_API or node.value not in facts.machine.at:
             continue
@@ -52,6 +53,14 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             yield PAST_FORWARD.at(node.lineno, node.col_offset + 1, text=text)
         else:
             yield _change(facts, decisions, node)
+
+
+def _drawn(facts: View, decisions: Decisions) -> Iterator[Change]:
+    """A tracker that draws the model's graph traces the inner model."""
+    for call in facts.calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("add_graph", "watch") and call.args and decisions.prepared_here(call.args[0], "model"):
+            edits = wrap_expression(facts.source, call.args[0], f"{decisions.accelerator(call)}.unwrap_model(", ")")
+            yield Change(CODE, NAME, "a tracker traces the inner model", call.lineno, edits, source="R17")
 
 
 def _trains(facts: View, node: ast.Attribute) -> bool:

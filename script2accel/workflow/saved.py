@@ -73,7 +73,8 @@ def write(where: Place, text: str, run: str) -> None:
 def combine(saved: Mapping[str, object], given: Mapping[str, object]) -> Answers:
     """What was saved, under what is given now; of the saved answers, those that no longer fit what is given make way for defaults."""
     derived = ("strategy", "hardware", "num_machines", "num_processes", "cluster", "offload")
-    for dropped in ((), ("dp_shard", "dp_replicate"), SIZES, (*SIZES, "strategy"), (*SIZES, *derived)):
+    data = ("dp_shard", "dp_replicate")
+    for dropped in ((), data, (*data, "strategy"), SIZES, (*SIZES, "strategy"), (*SIZES, *derived)):
         answers = propose({**{name: value for name, value in saved.items() if name not in dropped}, **given})
         if not given or not problems(answers):
             return answers

@@ -1,4 +1,4 @@
-"""Options of one file: `[tool.script2accel]` of the nearest pyproject.toml above it; the flags win."""
+"""Options of one file: the table of the nearest script2accel.toml or pyproject.toml above it (`saved` says where); the flags win."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ _HEADER = re.compile(r"\s*\[")
 def parse(text: str, place: str) -> dict[str, object]:
     """A document as tables. Raises UsageError in one line."""
     try:
-        return tomllib.loads(text)
+        document: dict[str, object] = tomllib.loads(text)
+        return document
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{place}: not valid TOML: {error}") from None
 
