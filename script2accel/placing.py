@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from script2accel.analysis.facts import FUNCTIONS, Facts, Forward, Function
+from script2accel.analysis.facts import Facts, Forward, Function
 from script2accel.analysis.homes import Binding, Homes
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -274,7 +274,9 @@ class Placer:
             facts = self.facts
             role = facts.roles.of(obj)
             if role == "loader":
-                nodes: list[ast.AST] = [n for what, n in facts.machine.uses.get(obj, ()) if what in ("iterated", "iter", "next", "len", "attr:batch_size")]
+                nodes: list[ast.AST] = [
+                    n for what, n in facts.machine.uses.get(obj, ()) if what in ("iterated", "iter", "next", "len", "attr:batch_size")
+                ]
             elif role in ("model", "criterion"):
                 nodes = [f.call for f in self._forwards.get(obj, ())]
             else:
@@ -301,9 +303,15 @@ class Placer:
                 continue
             for given in (*call.args, *(k.value for k in call.keywords)):
                 for obj in self.facts.machine.at.get(given, NOTHING).objs:
-                    if obj.kind not in ("const", "external"):
+                    if obj.kind not in ("const", "external") and any(self._works_with(cls, obj.inner) for cls in classes):
                         table.setdefault(obj.inner, []).append(call)
         return table
+
+    def _works_with(self, cls: Obj, obj: Obj) -> bool:
+        """Whether a class calls, loops over or steps an object in its methods (one that only reads weights, as EMA does, keeps the plain model)."""
+        classes = {cls.site, *(base.site for base in self.facts.machine.bases.get(cls, ()) if base.kind == "class")}
+        uses = [n for what, n in self.facts.machine.uses.get(obj, ()) if what in ("call", "iterated", "iter", "next", ".step", "len")]
+        return any(parent in classes for node in uses for parent in self.facts.source.ancestors(node))
 
     def _loads(self, statement: ast.stmt, objs: list[Obj]) -> bool:
         """Whether a statement loads weights or state into one of the objects."""

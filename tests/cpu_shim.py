@@ -11,13 +11,16 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # the device is not looked for (accelerate/state.py, set_device)
-os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"  # DDP gets no device ids (accelerate/accelerator.py, prepare_model)
-
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+VARIABLES = {
+    "ACCELERATE_TORCH_DEVICE": "cpu",  # the device is not looked for (accelerate/state.py, set_device)
+    "ACCELERATE_BYPASS_DEVICE_MAP": "true",  # DDP gets no device ids (accelerate/accelerator.py, prepare_model)
+}
 
 
 def _backend(state: Any, cpu: bool, sagemaker_dp: bool = False, backend: str | None = None) -> tuple[str, DistributedType]:
@@ -30,6 +33,7 @@ _REAL = PartialState._prepare_backend
 
 def install() -> None:
     """For the rest of this process."""
+    os.environ.update(VARIABLES)
     os.environ.setdefault("LOCAL_RANK", "0")
     PartialState._prepare_backend = _backend
 
@@ -48,7 +52,7 @@ def fake(rank: int, world: int, environment: dict[str, str] | None = None) -> It
     before = dict(os.environ)
     forget()
     PartialState._prepare_backend = _backend
-    os.environ.update({"LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(world), **(environment or {})})
+    os.environ.update({**VARIABLES, "LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(world), **(environment or {})})
     try:
         dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         yield

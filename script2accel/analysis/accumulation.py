@@ -25,14 +25,14 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Accumulation:
-    """A loop whose optimizer steps once for a group of batches.
+    """A loop whose optimizer steps once for a group of batches: behind a gate, or (`gate` is None) behind the loop, which makes one group.
 
     `size` is the group's size as the gate reads it; `ends`: a group also ends with the loader; `restarts`: the count starts anew with each run of the
     loop, and `start` is what Accelerate's own count must start with.
     """
 
     train: TrainLoop
-    gate: ast.If
+    gate: ast.If | None
     size: ast.expr
     ends: bool
     restarts: bool
@@ -56,15 +56,16 @@ def accumulations(facts: Facts) -> list[Accumulation | Problem]:
         result = _of_step(facts, step)
         if result is None:
             continue
-        key: ast.AST = result.gate if isinstance(result, Accumulation) else result.node
+        key: ast.AST = (result.gate or result.train.loop) if isinstance(result, Accumulation) else result.node
         known = found.get(key)
         if isinstance(known, Accumulation) and isinstance(result, Accumulation):
             result = Accumulation(**{**known.__dict__, "steps": (*known.steps, *result.steps)})
         found[key] = result
-    by_loop: dict[ast.AST, ast.If] = {}
+    by_loop: dict[ast.AST, ast.If | None] = {}
     for result in list(found.values()):
         if isinstance(result, Accumulation) and by_loop.setdefault(result.train.loop, result.gate) is not result.gate:
-            found[result.gate] = Problem(result.gate, "gate", "a second gate stands in the same loop")
+            node = result.gate or result.train.loop
+            found[node] = Problem(node, "gate", "a second gate stands in the same loop")
     return list(found.values())
 
 
@@ -75,12 +76,10 @@ def _of_step(facts: Facts, step: Step) -> Accumulation | Problem | None:
     if train is None:
         own = facts.loops(step.call)
         deeper = [b for b in backwards if facts.function(b.call) is facts.function(step.call) and set(own) < set(facts.loops(b.call))]
-        return Problem(step.call, "micro") if deeper and own else None
-    inner = [
-        loop for b in train.backwards if facts.function(b.call) is facts.function(step.call) for loop in facts.loops(b.call) if loop not in loops
-    ]
+        return _inner(facts, step, deeper, own) if deeper and own else None
+    inner = [b for b in train.backwards if facts.function(b.call) is facts.function(step.call) and set(facts.loops(b.call)) - set(loops)]
     if inner:
-        return Problem(step.call, "chunks" if all(_chunks(facts, loop) for loop in inner) else "micro")
+        return _inner(facts, step, inner, loops)
     gates = list(_gates(facts, step, train))
     if not gates:
         return None
@@ -92,6 +91,19 @@ def _of_step(facts: Facts, step: Step) -> Accumulation | Problem | None:
     if facts.program.source.of(gate).is_elif(gate):
         return Problem(gate, "gate", "it is an `elif`")
     return _read(facts, step, train, gate)
+
+
+def _inner(facts: Facts, step: Step, backwards: list[Backward], outside: list[Loop]) -> Accumulation | Problem:
+    """Several backward passes in an inner loop come to one step: `for _ in range(k)` makes a group of k, parts of one batch stay what they are."""
+    inner = [loop for b in backwards for loop in facts.loops(b.call) if loop not in outside]
+    train = next((t for t in facts.program.train_loops if t.loop in inner and set(t.backwards) == set(backwards)), None)
+    if len(set(inner)) == 1 and train is not None and not any(isinstance(n, (ast.Break, ast.Continue, ast.Return)) for n in ast.walk(train.loop)):
+        match train.loop:
+            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[size])) if isinstance(
+                size, (ast.Constant, ast.Name, ast.Attribute, ast.Subscript)
+            ):
+                return Accumulation(train, None, size, False, False, 0, (step,), None)
+    return Problem(step.call, "chunks" if all(_chunks(facts, loop) for loop in inner) else "micro")
 
 
 def _chunks(facts: Facts, loop: Loop) -> bool:
@@ -118,11 +130,25 @@ def _gates(facts: Facts, step: Step, train: TrainLoop) -> Iterator[ast.If]:
     for parent in source.ancestors(step.call):
         if parent is train.loop or isinstance(parent, (*FUNCTIONS, *LOOPS)):
             return
-        if isinstance(parent, ast.If) and child is not parent.test and not all(parent in above for above in around):
+        if isinstance(parent, ast.If) and child is not parent.test and not any(parent in above for above in around):
             other = parent.orelse if child in parent.body else parent.body
-            if not _steps_too(facts, step, other):
+            if not _steps_too(facts, step, other) and not _constant(facts, train, parent.test):
                 yield parent
         child = parent
+
+
+def _constant(facts: Facts, train: TrainLoop, test: ast.expr) -> bool:
+    """Whether a condition is the same for all batches: nothing that it reads is set in the loop, or on objects outside of constructors."""
+    stored = {n.id for n in ast.walk(train.loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for node in ast.walk(test):
+        if isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in stored):
+            return False
+        if isinstance(node, ast.Attribute):
+            stores = [n for n in facts.program.source.nodes if isinstance(n, ast.Attribute) and n.attr == node.attr and isinstance(n.ctx, ast.Store)]
+            functions = [facts.function(n) for n in stores]
+            if any(not isinstance(f, ast.Module) and f.name != "__init__" for f in functions):
+                return False
+    return not any(isinstance(n, ast.Global) for n in ast.walk(facts.function(test)))
 
 
 def _steps_too(facts: Facts, step: Step, block: list[ast.stmt]) -> bool:

@@ -9,6 +9,8 @@ from script2accel.analysis.expressions import FUNCTIONS, Expressions
 from script2accel.analysis.values import NOTHING, Obj, Value, join_all
 from script2accel.knowledge import torch as names
 
+READS = frozenset({"named_parameters", "state_dict", "named_buffers", "parameters", "buffers"})
+WEIGHTS = READS | {"module", "modules", "named_modules", "children"}
 DETACHING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
 MAX_RUNS = 24  # how often one function's body is followed
 MAX_STEPS = 40  # times the number of nodes: beyond it, a function is followed twice only
@@ -38,10 +40,43 @@ class Calls(Expressions):
             if isinstance(arg, ast.Starred):
                 args += [args[-1]] * 5  # as many positional arguments as there may be
         keywords = {keyword.arg: self.eval(keyword.value, scope) for keyword in node.keywords}
+        self._plain(node, callee, args, keywords)
         if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
             return self._super(node, scope)
         result = self.call_objects(callee, node, args, keywords)
         return result.marked(frozenset((node,))) if self._past_forward(node.func) else result
+
+    def _plain(self, node: ast.Call, callee: Value, args: list[Value], keywords: Keywords) -> None:
+        """A prepared model that goes where only its weights are read (an EMA's update) goes there unwrapped."""
+        given: list[tuple[int | str, ast.expr]] = [(i, a) for i, a in enumerate(node.args) if i < len(args)]
+        given += [(k.arg, k.value) for k in node.keywords if k.arg is not None]
+        for key, arg in given:
+            value = args[key] if isinstance(key, int) else keywords[key]
+            if not any(o.kind == "prepared" for o in value.objs) or not callee.objs or not all(self._weights_only(o, key) for o in callee.objs):
+                continue
+            self.plain.add(arg)
+            plain = Value(frozenset(o.inner for o in value.objs), value.marks)
+            if isinstance(key, int):
+                args[key] = plain
+            else:
+                keywords[key] = plain
+
+    def _weights_only(self, callee: Obj, key: int | str) -> bool:
+        """Whether a function of the script, or a known EMA class, reads only the weights of an argument."""
+        if callee.kind == "attr" and callee.base is not None and names.EMA.match(callee.base.path):
+            return callee.name in ("update", "update_parameters", "step")
+        function = callee.site
+        if callee.kind not in ("function", "method") or not isinstance(function, FUNCTIONS):
+            return False
+        parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+        name = key if isinstance(key, str) else parameters[key + (callee.kind == "method")] if key + (callee.kind == "method") < len(parameters) else None
+        if name is None or (function, name) in self._weight_readers:
+            return self._weight_readers.get((function, str(name)), False)
+        reads = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+        parents = [self.source.parents[n] for n in reads]
+        only = bool(reads) and all(isinstance(p, ast.Attribute) and p.attr in WEIGHTS for p in parents) and any(p.attr in READS for p in parents if isinstance(p, ast.Attribute))
+        self._weight_readers[function, name] = only and not any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(function))
+        return self._weight_readers[function, name]
 
     def _past_forward(self, func: ast.expr) -> bool:
         """Whether a call goes past the forward of a prepared object, through an attribute of it: what it gives is marked as a detour."""

@@ -55,6 +55,8 @@ class Expressions:
         self.trained: dict[ast.AST, set[Obj]] = {}
         self.unmarked: set[ast.AST] = set()
         self.detours: set[ast.AST] = set()
+        self.plain: set[ast.AST] = set()  # arguments that are prepared models and go where only weights are read
+        self._weight_readers: dict[tuple[ast.AST, str], bool] = {}
         self._making: dict[ast.AST, ast.AST] = {}
         self.makings: set[ast.AST] = set()  # calls that make a tensor on the CPU: they mark it until it is moved
         self.flows: set[ast.AST] = set()  # calls of prepared models: they mark what they give, until it is detached

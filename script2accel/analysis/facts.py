@@ -207,7 +207,7 @@ class Facts:
                     found = frozenset(i for call in calls for i in self.places(block, call, seen | {parent}))
                     break
                 if parent in index and not isinstance(parent, (*FUNCTIONS, ast.ClassDef)):
-                    found = frozenset((index[parent],))  # type: ignore[index]
+                    found = frozenset((index[parent],))
                     break
                 child = parent
             if seen and found is None:

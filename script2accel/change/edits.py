@@ -104,13 +104,13 @@ def remove_statement(source: Source, statement: ast.stmt) -> tuple[Edit, ...]:
     first = source.line_of(source.start(statement))
     last = source.line_of(max(source.start(statement), source.end(statement) - 1))
     indent = source.indent(statement)
-    floor = _header_line(source, statement)
+    floor, own = _header_line(source, statement), first
     while first - 1 > floor:
         above = source.line_text(first - 1)
         if not (above.strip().startswith("#") and above.startswith(indent + "#")):
             break
         first -= 1
-    return (Remove(first, last),)
+    return (Remove(own if first == 1 else first, last),)  # what a file begins with speaks of the file
 
 
 def _header_line(source: Source, statement: ast.stmt) -> int:

@@ -110,8 +110,14 @@ class Plan:
         plan = cls(source)
         claimed: dict[int, list[tuple[Splice, Change]]] = {}
         for change in changes:
-            claims = [(edit, range(source.line_of(edit.start), source.line_of(edit.end - 1) + 1)) for edit in change.edits if isinstance(edit, Splice) and edit.end > edit.start]
-            winner = next((owner for edit, lines in claims for line in lines for other, owner in claimed.get(line, ()) if _contest(edit, other)), None)
+            claims = [
+                (edit, range(source.line_of(edit.start), source.line_of(edit.end - 1) + 1))
+                for edit in change.edits
+                if isinstance(edit, Splice) and edit.end > edit.start
+            ]
+            winner = next(
+                (owner for edit, lines in claims for line in lines for other, owner in claimed.get(line, ()) if _contest(edit, other)), None
+            )
             if winner is not None:
                 plan.contested.append((change, winner))
                 continue

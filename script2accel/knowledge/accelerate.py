@@ -154,7 +154,6 @@ YAML: Mapping[str, Version] = _all(
     "num_machines",
     "num_processes",
     "rdzv_backend",
-    "same_network",
     "use_cpu",
     "fsdp_config",
     "deepspeed_config",

@@ -23,7 +23,6 @@ def config(answers: Answers) -> dict[str, object]:
         "num_machines": answers.num_machines,
         "num_processes": answers.num_processes,
         "rdzv_backend": "static",
-        "same_network": True,
         "use_cpu": answers.hardware == "cpu",
     }
     if answers.engine != "deepspeed":

@@ -60,8 +60,8 @@ def accelerate_launch(answers: Answers, script: Script, at: Place, *, file: str 
         words += ["--mixed_precision", "fp8"] if answers.engine == "deepspeed" and answers.mixed_precision == "fp8" else []
     else:
         words = ["accelerate", "launch", *_flags(answers)]
-    if answers.hardware == "multi-node":
-        words += ["--machine_rank", at.rank, "--main_process_ip", at.host, "--main_process_port", at.port]
+    if answers.hardware == "multi-node":  # same_network is read from the command line alone: its flag has a default
+        words += ["--machine_rank", at.rank, "--main_process_ip", at.host, "--main_process_port", at.port, "--same_network"]
     return " ".join([*words, *script.words()])
 
 
@@ -82,7 +82,7 @@ def _flags(answers: Answers) -> list[str]:
     elif answers.num_processes > 1 and not found:
         found += ["--multi_gpu"]
     found += _counts(answers)
-    found += ["--rdzv_backend", "static", "--same_network"] if answers.hardware == "multi-node" else []
+    found += ["--rdzv_backend", "static"] if answers.hardware == "multi-node" else []
     if answers.mixed_precision == "fp8":
         found += _section({**accelerate.fp8(answers), "fp8_backend": answers.fp8_backend})
     return found
@@ -114,16 +114,12 @@ def environment(answers: Answers) -> dict[str, str]:
         found |= {f"PARALLELISM_CONFIG_{name.upper()}_SIZE": str(size) for name, size in answers.sizes.active.items()}
         found |= {"PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "sdpa"} if answers.sp > 1 else {}
     if answers.mixed_precision == "fp8":
-        found |= {f"ACCELERATE_{key.upper()}": _title(value) for key, value in accelerate.fp8(answers).items()}
+        found |= {f"ACCELERATE_{key.upper()}": _plain(value) for key, value in accelerate.fp8(answers).items()}
     return found
 
 
 def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _title(value: object) -> str:
-    return str(value)  # the launcher writes True and False here, in lower case everywhere else
 
 
 def torchrun(answers: Answers, script: Script, at: Place) -> str:

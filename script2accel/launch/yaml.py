@@ -37,7 +37,7 @@ def _entry(head: str, value: object, indent: str) -> Iterator[str]:
 
 
 def _item(value: object, indent: str) -> Iterator[str]:
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or not value:
         yield from _entry(f"{indent}-", value, indent + "  ")
         return
     first, *others = list(_table(value, indent + "  "))

@@ -64,7 +64,7 @@ MICRO = Message(
 CHUNKS = Message(
     "S2A423",
     Severity.WARNING,
-    "warning: one batch is trained in parts, with one step: this stays as it is, and gradients are synchronised at every part (right, but slower)",
+    "one batch is trained in parts, with one step: this stays as it is, and gradients are synchronised at every part (right, but slower)",
     "don't launch it with DeepSpeed, which steps at every backward pass; give the loader the small batches to have Accelerate accumulate",
 )
 DIVISION = Message(
@@ -112,7 +112,7 @@ SHAPE = Message(
 HORIZON = Message(
     "S2A421",
     Severity.WARNING,
-    "warning: this scheduler's horizon comes from the loader's length: it goes on stepping once per batch, the optimizer once for {wanted}",
+    "this scheduler's horizon comes from the loader's length: it goes on stepping once per batch, the optimizer once for {wanted}",
     "",
 )
 ENDED = Message("S2A422", Severity.NOTE, "the learning rate advances with optimizer steps, of which there are 1/{wanted} now", "")
@@ -122,7 +122,6 @@ REASON = "the accelerator gathers the gradients of a group of batches, and synch
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if accumulates(facts):
         return
-    yield from _by_hand(facts)
     taken: set[ast.AST] = set()
     for found in accumulations(facts):
         if isinstance(found, Problem):
@@ -131,6 +130,9 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             continue
         taken.add(found.train.loop)
         yield from _Conversion(facts, decisions, found).changes()
+    for node in _by_hand(facts):
+        if not any(parent in taken for parent in facts.source.ancestors(node)):
+            yield NO_SYNC.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
     wanted = decisions.options.gradient_accumulation_steps
     if wanted is not None and wanted > 1:
         for train in facts.train_loops:
@@ -143,12 +145,14 @@ def _told(found: Problem) -> Diagnostic:
     return message.at(getattr(found.node, "lineno", 1), getattr(found.node, "col_offset", 0) + 1, why=found.why)
 
 
-def _by_hand(facts: View) -> Iterator[Diagnostic]:
+def _by_hand(facts: View) -> Iterator[ast.Attribute]:
+    """The places that choose by hand when gradients are synchronised."""
     for node in facts.source.nodes:
-        if (isinstance(node, ast.Attribute) and node.attr == "no_sync" and facts.roles.of_node(node.value) != "accelerator") or (
-            isinstance(node, ast.Attribute) and node.attr == "require_backward_grad_sync" and isinstance(node.ctx, ast.Store)
-        ):
-            yield NO_SYNC.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
+        if not isinstance(node, ast.Attribute):
+            continue
+        context = node.attr == "no_sync" and facts.roles.of_node(node.value) != "accelerator"
+        if context or (node.attr == "require_backward_grad_sync" and isinstance(node.ctx, ast.Store)):
+            yield node
 
 
 class _Stopped(Exception):
@@ -233,14 +237,16 @@ class _Conversion(_Loop):
     def __init__(self, facts: View, decisions: Decisions, found: Accumulation) -> None:
         super().__init__(facts, decisions, found.train)
         self.found, self.gate, self.edits = found, found.gate, list[tuple[Edit, ...]]()
+        self.place: ast.stmt = found.gate or found.train.loop
 
     def changes(self) -> Iterator[Change | Diagnostic]:
         if self.facts.source.root(self.loop) is not self.facts.source.tree:
-            yield GATE.at(self.gate.lineno, why="the loop over the batches stands in another file")
+            yield GATE.at(self.place.lineno, why="the loop over the batches stands in another file")
             return
         try:
             self._argument()
             self.edits.append(self.wrap())
+            self._synchronised_by_hand()
             self._gate()
             self._zeros()
             self._losses()
@@ -251,13 +257,13 @@ class _Conversion(_Loop):
         except CannotEditError as error:
             yield GATE.at(getattr(error.node, "lineno", 1), why=error.why)
             return
-        yield Change(CODE, NAME, REASON, self.gate.lineno, merge(self.edits), source="R07")
+        yield Change(CODE, NAME, REASON, self.place.lineno, merge(self.edits), source="R07")
 
     def _argument(self) -> None:
         found, decisions = self.found, self.decisions
         wanted = decisions.options.gradient_accumulation_steps
         if wanted is not None and not (isinstance(found.size, ast.Constant) and found.size.value == wanted) and not self._holds(wanted):
-            raise _Stopped(ASKED.at(self.gate.lineno, wanted=wanted, text=self.source.segment(found.size)))
+            raise _Stopped(ASKED.at(self.place.lineno, wanted=wanted, text=self.source.segment(found.size)))
         if found.ends:
             name, text = "gradient_accumulation_steps", decisions.reads(found.size)
         else:
@@ -268,7 +274,7 @@ class _Conversion(_Loop):
             decisions.imports["accelerate.utils", "GradientAccumulationPlugin"] = None
         known = {k: v for k, v in decisions.arguments.items() if k.startswith("gradient_accumulation")}
         if known and not self._equal(known, name):
-            raise _Stopped(CONFLICT.at(self.gate.lineno, first=decisions.grouped.lineno if decisions.grouped is not None else 0))
+            raise _Stopped(CONFLICT.at(self.place.lineno, first=decisions.grouped.lineno if decisions.grouped is not None else 0))
         if not known:
             decisions.arguments[name] = text
             decisions.grouped = found.size
@@ -280,13 +286,27 @@ class _Conversion(_Loop):
         objs = self.facts.machine.at.get(self.found.size, NOTHING).objs
         return bool(objs) and all(o.kind == "const" and o.name == wanted for o in objs)
 
+    def _synchronised_by_hand(self) -> None:
+        """`model.require_backward_grad_sync = ...` goes: accumulate chooses when gradients are synchronised."""
+        for node in _by_hand(self.facts):
+            statement = self.source.statement(node)
+            if not self.within(node, self.loop):
+                continue
+            if not isinstance(statement, ast.Assign) or statement.targets != [node]:
+                raise _Stopped(NO_SYNC.at(node.lineno, node.col_offset + 1, text=self.source.segment(node)))
+            parent = self.source.parents[statement]
+            alone = isinstance(parent, ast.If) and parent.body == [statement] and not parent.orelse and not self.source.is_elif(parent)
+            self.edits.append(remove_statement(self.source, parent if alone and isinstance(parent, ast.If) else statement))
+
     # the gate --------------------------------------------------------------------------------------------
 
     def _gate(self) -> None:
         steps = {s.call for s in self.found.steps}
         for clip in self.clips():
-            if not self.facts.inside(self.gate, clip):
+            if self.gate is None or not self.facts.inside(self.gate, clip):
                 raise _Stopped(CLIP.at(clip.lineno, clip.col_offset + 1))
+        if self.gate is None:
+            return
         if not self.gate.orelse and all(self._only_steps(s, steps) for s in self.gate.body):
             try:
                 self.edits.append(dissolve(self.source, self.gate))
@@ -298,6 +318,7 @@ class _Conversion(_Loop):
             self.edits.append(remove_statement(self.source, self.found.flag))
 
     def _sync(self) -> None:
+        assert self.gate is not None
         start, end = self.source.outer(self.gate.test)
         self.edits.append(replace_range(start, end, f"{self.decisions.accelerator(self.gate)}.sync_gradients"))
 
@@ -317,7 +338,7 @@ class _Conversion(_Loop):
         last = max((s.call for s in found.steps), key=lambda c: c.lineno)
         dropped = False
         for call in self.zeros():
-            if self.within(call, self.gate):
+            if self.gate is not None and self.within(call, self.gate):
                 if call.lineno < min(s.call.lineno for s in found.steps):
                     raise _Stopped(ZERO.at(call.lineno, why="gradients are zeroed in front of the step"))
             elif self.within(call, self.loop):
@@ -325,7 +346,7 @@ class _Conversion(_Loop):
                 dropped = True
             elif self.facts.inside(self.loop, call):
                 raise _Stopped(ZERO.at(call.lineno, why="gradients are zeroed in another function for every batch"))
-            elif self._each_run(call) and (not found.ends or self.leaves()):
+            elif self.gate is not None and self._each_run(call) and (not found.ends or self.leaves()):
                 self._of_models(call)
         if dropped and found.restarts and (not found.ends or self.leaves()) and self.facts.all_loops(self.loop):
             text = "\n".join(f"{name}.zero_grad()" for name in self.models(self.loop))
@@ -366,7 +387,7 @@ class _Conversion(_Loop):
         statements: set[ast.AST] = set()
         for backward in self.train.backwards:
             if self.facts.source.root(backward.call) is not self.facts.source.tree:
-                raise _Stopped(DIVISION.at(self.gate.lineno, why="the backward pass stands in another file"))
+                raise _Stopped(DIVISION.at(self.place.lineno, why="the backward pass stands in another file"))
             found = division(self.facts, self.train, backward, self.found.size)
             if isinstance(found, Problem):
                 raise _Stopped(_told(found))
@@ -377,7 +398,7 @@ class _Conversion(_Loop):
                 self._undivide(found)
 
     def _multiply(self, loss: ast.expr) -> None:
-        if self.facts.function(loss) is not self.facts.function(self.gate):
+        if self.facts.function(loss) is not self.facts.function(self.place):
             raise _Stopped(DIVISION.at(loss.lineno, why="the loss isn't divided, and the size of a group isn't known where it is made"))
         plain = isinstance(loss, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
         size = self.source.segment(self.found.size)

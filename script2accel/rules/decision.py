@@ -39,9 +39,10 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         marks = facts.machine.marks_of(test)
         names = [n for n in wanted if isinstance(n, ast.Name)]
         inside = any(loop in marks for loop in facts.all_loops(node))
-        if not wanted and not inside:
+        turns = isinstance(node, ast.For)  # how often a loop runs can't be averaged
+        if not wanted and not inside and not turns:
             continue
-        if inside or len(names) != len(wanted) or not all(_number(facts, n) for n in names) or not _plain(facts, node):
+        if turns or inside or len(names) != len(wanted) or not all(_number(facts, n) for n in names) or not _plain(facts, node):
             evidence = tuple(
                 Evidence(getattr(m, "lineno", 0), "here each rank gets its own") for m in sorted(marks, key=lambda m: getattr(m, "lineno", 0))
             )
@@ -67,7 +68,7 @@ def _decisions(facts: View) -> Iterator[tuple[ast.AST, ast.expr, str]]:
             what = _at_stake(facts, node)
             if what:
                 found.append((node, node.test, what))
-        elif isinstance(node, ast.For) and facts.machine.marks_of(node.iter) and not facts.loaders_of(node) and not _same_length(facts, node.iter):
+        elif isinstance(node, ast.For) and not facts.loaders_of(node) and not _agrees(facts, node.iter):
             what = _at_stake(facts, node)
             if what:
                 found.append((node, node.iter, f"how often it comes to {what}"))
@@ -78,33 +79,44 @@ def _decisions(facts: View) -> Iterator[tuple[ast.AST, ast.expr, str]]:
     yield from sorted(found, key=lambda item: item[0].lineno)  # type: ignore[attr-defined]
 
 
-def _same_length(facts: View, length: ast.expr) -> bool:
-    """Whether all batches agree: only sizes, the first left out, of batches that the default collation makes of a TensorDataset."""
-    sized: set[ast.AST] = set()
-    for node in ast.walk(length):
-        match node:
-            case ast.Call(func=ast.Attribute(value=batch, attr="size"), args=[ast.Constant(value=int(axis))]) if axis != 0 and _uniform(facts, batch):
-                sized |= set(ast.walk(node))
-            case ast.Subscript(value=ast.Attribute(value=batch, attr="shape"), slice=ast.Constant(value=int(axis))) if axis != 0 and _uniform(
-                facts, batch
-            ):
-                sized |= set(ast.walk(node))
-    return all(node in sized for node in ast.walk(length) if isinstance(node, ast.Name) and facts.machine.marks_of(node))
+def _agrees(facts: View, node: ast.expr) -> bool:
+    """Whether a loop over an expression is as long on every rank: only sizes of batches that are the same on all ranks enter it."""
+    if not any(facts.machine.marks_of(n) for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute))):
+        return True
+    match node:
+        case ast.Call(func=ast.Name(), args=parts, keywords=[]) if facts.path(node) in ("zip", "enumerate", "range", "reversed", "list"):
+            return all(_agrees(facts, part) for part in parts)
+        case ast.Call(func=ast.Name(id="len"), args=[batch]):
+            return _uniform(facts, batch, 0)
+        case ast.Call(func=ast.Attribute(value=batch, attr="size"), args=[ast.Constant(value=int(axis))]):
+            return _uniform(facts, batch, axis)
+        case ast.Subscript(value=ast.Attribute(value=batch, attr="shape"), slice=ast.Constant(value=int(axis))):
+            return _uniform(facts, batch, axis)
+        case ast.Call(func=ast.Attribute(value=batch, attr="chunk" | "split"), args=[count], keywords=[]):
+            return _agrees(facts, count) and not isinstance(count, ast.List) and _uniform(facts, batch, 0)
+        case ast.BinOp(left=left, right=right):
+            return _agrees(facts, left) and _agrees(facts, right)
+        case ast.Name() | ast.Attribute() | ast.Subscript():
+            objs = facts.machine.at.get(node, NOTHING).objs
+            return (bool(objs) and all(o.kind in ("list", "tuple", "dict") for o in objs)) or _uniform(facts, node, 0)
+    return False
 
 
-def _uniform(facts: View, batch: ast.expr) -> bool:
-    """Whether an expression is a tensor straight from a loader without a `collate_fn` over a TensorDataset."""
+def _uniform(facts: View, batch: ast.expr, axis: int) -> bool:
+    """Whether an axis of a batch is as long on every rank: the first, as prepare evens out batches; the others, where samples are alike."""
     objs = facts.machine.at.get(batch, NOTHING).objs
-    return bool(objs) and all(_from_tensors(o) for o in objs)
+    return bool(objs) and all(_from_loader(facts, o, samples_alike=axis != 0) for o in objs)
 
 
-def _from_tensors(obj: Obj) -> bool:
+def _from_loader(facts: View, obj: Obj, *, samples_alike: bool) -> bool:
+    """Whether an object is a tensor straight from a loader with the default collation (over a TensorDataset, if its samples must be alike)."""
     while obj.kind == "item" and obj.base is not None:
         obj = obj.base
     loader = obj.inner
+    if facts.roles.of(obj) != "loader" or {"collate_fn", "batch_sampler"} & set(loader.keywords):
+        return False
     dataset = loader.arguments[0] if loader.arguments else loader.keywords.get("dataset", NOTHING)
-    tensors = bool(dataset.objs) and all(o.path.endswith(".TensorDataset") for o in dataset.objs)
-    return tensors and not {"collate_fn", "batch_sampler"} & set(loader.keywords)
+    return not samples_alike or (bool(dataset.objs) and all(o.path.endswith(".TensorDataset") for o in dataset.objs))
 
 
 def _at_stake(facts: View, node: ast.If | ast.While | ast.For) -> str:

@@ -19,7 +19,7 @@ from script2accel.change.edits import merge, remove_statement, replace_range
 from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
-from script2accel.knowledge.torch import CUDA_QUERY, MODULE_API, MODULE_NAMED
+from script2accel.knowledge.torch import CUDA_QUERY, EMA, MODULE_API, MODULE_NAMED
 
 CODE, NAME = "S2A102", "device-move"
 NOWHERE = Message(
@@ -65,6 +65,11 @@ def _placed_by_accelerate(facts: View, decisions: Decisions, move: Move) -> bool
     return from_prepared_loader(facts, move.receiver)
 
 
+def _keeps(path: str) -> bool:
+    """Whether a library's function runs a model that it is given, or copies it where it lies."""
+    return path == "copy.deepcopy" or EMA.match(path) is not None or ("." in path and path.partition(".")[0] not in ("torch", "copy", "transformers"))
+
+
 def _runs_before(facts: View, model: Obj) -> bool:
     """Whether the model runs, or goes to a library that may run it, before it is prepared."""
     for what, node in facts.machine.uses.get(model, ()):
@@ -75,8 +80,7 @@ def _runs_before(facts: View, model: Obj) -> bool:
         if (
             what == "given"
             and isinstance(node, ast.Call)
-            and facts.path(node).partition(".")[0] not in ("torch", "copy", "transformers")
-            and "." in facts.path(node)
+            and _keeps(facts.path(node))
         ):
             return facts.roles.of_node(node) not in ("optimizer", "scheduler")
     return False

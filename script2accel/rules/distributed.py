@@ -22,7 +22,8 @@ GROUP = Message(
     "S2A511",
     Severity.ERROR,
     "`{text}`: this script distributes itself; beside Accelerate its data would be sharded and its model wrapped twice",
-    "take the hand-made distribution out (process group, DistributedDataParallel, DistributedSampler, ranks), so that one process trains, and convert again",
+    "take the hand-made distribution out (process group, DistributedDataParallel, DistributedSampler, ranks), so that one process trains, "
+    "and convert again",
 )
 DATA_PARALLEL = Message(
     "S2A512",
@@ -42,7 +43,6 @@ SAMPLER = Message(
     "`{text}` shards the data a second time: half of it would never be seen (measured)",
     "take it out; give its shuffle and drop_last to the DataLoader",
 )
-EXAMPLES: list[tuple[str, str | None]] = []
 ENVIRONMENT = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK"}
 
 
@@ -73,8 +73,117 @@ def _environment(node: ast.AST) -> str | None:
     match node:
         case ast.Subscript(value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str(name)), ctx=ast.Load()) if name in ENVIRONMENT:
             return name
-        case ast.Call(func=ast.Attribute(attr="get", value=ast.Attribute(attr="environ")), args=[ast.Constant(value=str(name)), *_]) if name in ENVIRONMENT:
+        case ast.Call(func=ast.Attribute(attr="get", value=ast.Attribute(attr="environ")), args=[ast.Constant(value=str(name)), *_]) if (
+            name in ENVIRONMENT
+        ):
             return name
         case ast.Call(func=ast.Attribute(attr="getenv"), args=[ast.Constant(value=str(name)), *_]) if name in ENVIRONMENT:
             return name
     return None
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A511",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.DataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A512",
+    ),
+    (
+        """\
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+rank = int(os.environ.get("RANK", 0))
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+print(rank)
+""",
+        "S2A513",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, sampler=DistributedSampler(data))
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A514",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+print(torch.distributed.is_available())
+""",
+        None,
+    ),
+]

@@ -49,7 +49,7 @@ AGREEING = frozenset({"gather", "gather_for_metrics", "reduce", "gather_object"}
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    if decisions.plan.problems:  # refused already: what isn't prepared follows from it
+    if decisions.plan.problems or not facts.program.optimizer_steps:  # refused already: what isn't prepared follows from it
         return
     for loop in facts.train_loops:
         for loader in loop.loaders:

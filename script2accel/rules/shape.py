@@ -1,6 +1,6 @@
 """Refuse the shapes of training that aren't converted yet.
 
-Several backward passes per batch, batches without a DataLoader, closures, EMA copies, compiled models, gradients by `autograd.grad`,
+Several backward passes per batch, batches without a DataLoader, closures, gradients by `autograd.grad`,
 optimizers with steps of their own, iterable datasets and samplers of the script's own: each needs a conversion of its own, and a wrong one
 would train another model silently.
 Left alone: one backward pass per batch of a DataLoader, and an optimizer of PyTorch's form.
@@ -40,17 +40,17 @@ CLOSURE = Message(
     "`{text}` steps with a closure: a prepared optimizer's step gives no loss back (measured)",
     "use an optimizer that steps without a closure",
 )
-EMA = Message(
+BUFFERS = Message(
     "S2A234",
     Severity.ERROR,
-    "`{text}` is a moving average of the weights: it must follow the unwrapped model, and only where gradients are synchronised",
-    "take it out, convert, and update it from `accelerator.unwrap_model(model)` by hand",
+    "`{text}` runs over a loader to renew batch statistics: on several ranks each would see its own part",
+    "run it on the main process, over an unprepared loader, and share the buffers by hand",
 )
 COMPILED = Message(
     "S2A235",
-    Severity.ERROR,
-    "`{text}`: a compiled model is wrapped once more by prepare, and its keys change",
-    "take it out, convert, and choose the dynamo backend in the accelerate config",
+    Severity.NOTE,
+    "`{text}` stays in front of prepare: the compiled model is wrapped, and saved keys keep their `_orig_mod.` as before",
+    "with FSDP, take it out and choose the dynamo backend in the accelerate config",
 )
 BY_HAND = Message(
     "S2A236",
@@ -94,12 +94,12 @@ MANUAL = Message(
     "`{text}` changes weights by hand: no optimizer does it, so nothing is left for prepare",
     "let an optimizer of torch.optim step",
 )
-EXAMPLES: list[tuple[str, str | None]] = []
-LIBRARIES = frozenset(
-    "torch torchvision torchaudio torchtext numpy np tqdm accelerate transformers math copy functools itertools os sys time json random collections argparse logging "
-    "datetime re pickle shutil glob csv sklearn scipy pandas matplotlib PIL cv2 evaluate datasets seaborn skimage einops timm typing pathlib string warnings contextlib "
-    "operator statistics heapq yaml tensorboardX wandb nltk progress termcolor pprint inspect gc threading queue subprocess platform socket uuid hashlib dataclasses enum types "
-    "textwrap traceback psutil h5py imageio torchmetrics".split()
+LIBRARIES = frozenset(  # a call into one of these doesn't train
+    "torch torchvision torchaudio torchtext numpy np tqdm accelerate transformers math copy functools itertools os sys time json random "  # noqa: SIM905
+    "collections argparse logging datetime re pickle shutil glob csv sklearn scipy pandas matplotlib PIL cv2 evaluate datasets seaborn "
+    "skimage einops timm typing pathlib string warnings contextlib operator statistics heapq yaml tensorboardX wandb nltk progress "
+    "termcolor pprint inspect gc threading queue subprocess platform socket uuid hashlib dataclasses enum types textwrap traceback "
+    "psutil h5py imageio torchmetrics".split()
 )
 
 
@@ -124,7 +124,9 @@ def _backwards(facts: View) -> Iterator[Diagnostic]:
                     yield SEVERAL.at(backward.call.lineno, backward.call.col_offset + 1, first=other.call.lineno, why=why)
                     break
             seen.append(backward)
+    closures = {n.id for step in facts.optimizer_steps for n in step.call.args if isinstance(n, ast.Name)}  # told by `_steps`
     loose = [b for b in facts.backwards if not facts.all_loops(b.call) and not facts.in_module(b.call)]
+    loose = [b for b in loose if getattr(facts.function(b.call), "name", "") not in closures]
     for backward in loose:
         yield NO_LOADER.at(backward.call.lineno, backward.call.col_offset + 1)
 
@@ -147,7 +149,9 @@ def _draws_its_data(facts: View, loop: TrainLoop) -> bool:
     """Whether every batch of a loop without a loader is drawn at random in it, by generators that ranks can be seeded apart in."""
     draws = set(loop_draws(facts.program))
     forwards = [f for f in facts.program.forwards if facts.inside(loop.loop, f.call) and not quiet(facts, f.call)]
-    return bool(forwards) and all(any(facts.machine.at[a].marks & draws for a in (*f.call.args, *(k.value for k in f.call.keywords)) if a in facts.machine.at) for f in forwards)
+    return bool(forwards) and all(
+        any(facts.machine.at[a].marks & draws for a in (*f.call.args, *(k.value for k in f.call.keywords)) if a in facts.machine.at) for f in forwards
+    )
 
 
 def _exclusive(facts: View, one: ast.AST, other: ast.AST) -> bool:
@@ -194,20 +198,12 @@ def _calls(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
         paths = facts.any_path(call)
         text = facts.source.segment(call.func)
         place = (call.lineno, call.col_offset + 1)
-        if any(names.EMA.match(p) for p in paths) or (facts.roles.of_node(call) == "ema" and _updated(facts, call)):
-            yield EMA.at(*place, text=text)
-        elif any(p == "torch.compile" for p in paths):
+        if any(p == "torch.optim.swa_utils.update_bn" for p in paths):
+            yield BUFFERS.at(*place, text=text)
+        elif any(p == "torch.compile" for p in paths) and decisions.plan.prepares:
             yield COMPILED.at(*place, text=text)
         elif any(p == "torch.autograd.grad" for p in paths) and not quiet(facts, call):
             yield BY_HAND.at(*place, text=text)
-
-
-def _updated(facts: View, call: ast.Call) -> bool:
-    """Whether a copy of the model is changed after it was made."""
-    for obj in facts.machine.at.get(call, NOTHING).objs:
-        if any(what in (".parameters", ".state_dict", ".named_parameters", ".buffers") for what, _ in facts.machine.uses.get(obj, ())):
-            return True
-    return False
 
 
 def _loaders(facts: View) -> Iterator[Diagnostic]:
@@ -239,3 +235,293 @@ def _other_files(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
                     break
 
 
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    output = model(x)
+    loss = nn.functional.cross_entropy(output, y)
+    loss.backward(retain_graph=True)
+    output.mean().backward()
+    optimizer.step()
+""",
+        "S2A231",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    model(-x).mean().backward()
+    optimizer.step()
+""",
+        None,
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+rows = torch.ones(64, 8)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for start in range(0, 64, 16):
+    optimizer.zero_grad()
+    loss = model(rows[start : start + 16]).mean()
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A232",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+
+for x, y in loader:
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+""",
+        "S2A233",
+    ),
+    (
+        """\
+import copy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+average = copy.deepcopy(model)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    for slow, fast in zip(average.parameters(), model.parameters()):
+        slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+""",
+        "S2A234",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = torch.compile(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A235",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    (grad,) = torch.autograd.grad(loss, [model.weight], create_graph=True)
+    (loss + grad.norm()).backward()
+    optimizer.step()
+""",
+        "S2A236",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Halving:
+    def __init__(self, optimizer):
+        self.inner = optimizer
+
+    def zero_grad(self):
+        self.inner.zero_grad()
+
+    def step_and_update_lr(self):
+        self.inner.step()
+
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = Halving(torch.optim.SGD(model.parameters(), lr=0.1))
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step_and_update_lr()
+""",
+        "S2A237",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for number in range(64):
+            yield torch.full((8,), float(number)), number % 2
+
+
+loader = DataLoader(Stream(), batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A238",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+
+class Drawn(Sampler):
+    def __iter__(self):
+        return iter(torch.randperm(64).tolist())
+
+    def __len__(self):
+        return 64
+
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, sampler=Drawn())
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A239",
+    ),
+    (
+        """\
+import engine
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+engine.report(model)
+""",
+        "S2A240",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+
+for x, y in loader:
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+""",
+        "S2A241",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+]

@@ -20,9 +20,11 @@ from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A209", "unused-parameters"
 IGNORED = Message(
-    "S2A219", Severity.NOTE, "`{name}` of what the model gives isn't used here: DDP is told to look for unused parameters (`find_unused_parameters=True`)", ""
+    "S2A219",
+    Severity.NOTE,
+    "`{name}` of what the model gives isn't used here: DDP is told to look for unused parameters (`find_unused_parameters=True`)",
+    "",
 )
-EXAMPLES: list[tuple[str, str | None]] = []
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -64,3 +66,71 @@ def _unread(facts: View, name: ast.Name) -> bool:
     """Whether nothing in the function reads the name."""
     function = facts.function(name)
     return not any(isinstance(n, ast.Name) and n.id == name.id and isinstance(n.ctx, ast.Load) for n in ast.walk(function))
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.head, self.judge = nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.body(x)
+        return self.head(x), self.judge(x)
+
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    output, _ = model(x)
+    loss = nn.functional.cross_entropy(output, y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A219",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.head, self.judge = nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.body(x)
+        return self.head(x), self.judge(x)
+
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    output, judged = model(x)
+    loss = nn.functional.cross_entropy(output, y) + judged.mean()
+    loss.backward()
+    optimizer.step()
+""",
+        None,
+    ),
+]

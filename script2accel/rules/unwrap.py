@@ -47,6 +47,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         if isinstance(node.value, ast.Call):
             continue
         text = facts.source.segment(node)
+        if node.attr == "require_backward_grad_sync":
+            continue  # a choice that goes with hand-made accumulation
         if isinstance(node.ctx, ast.Store):
             yield WRITTEN.at(node.lineno, node.col_offset + 1, text=text)
         elif _trains(facts, node):
@@ -58,7 +60,12 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 def _drawn(facts: View, decisions: Decisions) -> Iterator[Change]:
     """A tracker that draws the model's graph traces the inner model."""
     for call in facts.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("add_graph", "watch") and call.args and decisions.prepared_here(call.args[0], "model"):
+        if (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("add_graph", "watch")
+            and call.args
+            and decisions.prepared_here(call.args[0], "model")
+        ):
             edits = wrap_expression(facts.source, call.args[0], f"{decisions.accelerator(call)}.unwrap_model(", ")")
             yield Change(CODE, NAME, "a tracker traces the inner model", call.lineno, edits, source="R17")
 

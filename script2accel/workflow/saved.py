@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from script2accel.errors import SourceError, UsageError
+from script2accel.options import Options
 from script2accel.workflow import files, history, toml
-from script2accel.workflow.answers import KEYS, SIZES, Answers, from_table, problems, propose
+from script2accel.workflow.answers import KEYS, SIZES, Answers, flag, from_table, problems, propose
 
 OWN, PROJECT = "script2accel.toml", "pyproject.toml"
 TABLE = ("tool", "script2accel")
@@ -31,16 +32,18 @@ class Place:
         return toml.table(toml.parse(self.text, self.target), self.path, self.target) if self.text is not None else {}
 
 
+def file_in(folder: str) -> str | None:
+    """The file of a folder that settings are read from; script2accel.toml before pyproject.toml."""
+    places = [os.path.join(folder, name) for name in (OWN, PROJECT)]
+    return next(filter(os.path.lexists, places), None)
+
+
 def nearest(folder: str) -> str | None:
-    """The file above a folder (its own first) that a project's settings are read from; script2accel.toml before pyproject.toml."""
+    """The file that settings are read from, in a folder or the next one above that has any."""
     at = os.path.realpath(folder)
-    while True:
-        for name in (OWN, PROJECT):
-            if os.path.lexists(os.path.join(at, name)):
-                return os.path.join(at, name)
-        if os.path.dirname(at) == at:
-            return None
+    while (found := file_in(at)) is None and os.path.dirname(at) != at:
         at = os.path.dirname(at)
+    return found
 
 
 def place(folder: str = os.curdir) -> Place:
@@ -58,6 +61,18 @@ def read(target: str) -> Place:
         raise UsageError(str(error)) from None
     except UnicodeDecodeError:
         raise UsageError(f"{target}: not UTF-8, so not TOML") from None
+
+
+def options(where: Place) -> Options:
+    """The conversion's options in the table, which the answers share. Raises UsageError on a key that belongs to neither."""
+    shared = {flag(one.name) for one in fields(Options)}
+    table = where.table()
+    try:
+        from_table(table)
+        return Options.from_mapping({key: value for key, value in table.items() if flag(key) in shared or flag(key) not in KEYS})
+    except UsageError as error:
+        name = f"{where.target}: [{'.'.join(where.path)}]" if where.path else where.target
+        raise UsageError(f"{name}: {error}") from None
 
 
 def after(where: Place, answers: Answers) -> str:
@@ -83,7 +98,9 @@ def combine(saved: Mapping[str, object], given: Mapping[str, object]) -> Answers
 
 def load(given: Mapping[str, object], folder: str = os.curdir) -> Answers:
     """The answers that hold in a folder, under flags. Raises UsageError with every reason why they can't be carried out."""
-    answers = combine(from_table(place(folder).table()), given)
+    where = place(folder)
+    options(where)  # an unknown key is an error for every command
+    answers = combine(from_table(where.table()), given)
     wrong = problems(answers)
     if wrong:
         raise UsageError("; ".join(wrong))

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from script2accel.errors import SourceError, UsageError
 from script2accel.options import Options
-from script2accel.workflow import files
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from script2accel.workflow import saved
 
 
 @dataclass
@@ -32,26 +25,9 @@ class Settings:
 
     def _table(self, folder: str) -> Options:
         if folder not in self._tables:
-            place, above = os.path.join(folder, "pyproject.toml"), os.path.dirname(folder)
-            if os.path.lexists(place):
-                self._tables[folder] = _options(place)
+            place, above = saved.file_in(folder), os.path.dirname(folder)
+            if place is not None:
+                self._tables[folder] = saved.options(saved.read(place))
             else:
                 self._tables[folder] = Options() if above == folder else self._table(above)
         return self._tables[folder]
-
-
-def _options(place: str) -> Options:
-    try:
-        document = tomllib.loads(files.read(place).data.decode("utf-8"))
-    except SourceError as error:
-        raise UsageError(str(error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{place}: not valid TOML: {error}") from None
-    tool = document.get("tool", {})
-    table = tool.get("script2accel", {}) if isinstance(tool, dict) else {}
-    if not isinstance(table, dict):
-        raise UsageError(f"{place}: `tool.script2accel` must be a table")
-    try:
-        return Options.from_mapping(table)
-    except UsageError as error:
-        raise UsageError(f"{place}: [tool.script2accel]: {error}") from None
