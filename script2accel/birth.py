@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.origins import NotKnownError, Origins, plain
 from script2accel.analysis.randomness import seedings
+from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import CannotEditError, add_argument, add_before, add_parameter, ensure_import, merge, remove_statement
 from script2accel.change.plan import Change, Edit, Lines, Remove
 from script2accel.decisions import Decisions
@@ -93,6 +94,7 @@ class Needs:
     def __init__(self, facts: Facts, decisions: Decisions) -> None:
         self.facts, self.decisions = facts, decisions
         self.units = list(dict.fromkeys(self.unit(node) for node in decisions.needs))
+        self.units = list(dict.fromkeys(u for unit in self.units for u in (unit, *self._below(unit))))
         self.callers: dict[Unit, list[Unit]] = {}
         waiting = list(self.units)
         while waiting:
@@ -102,14 +104,30 @@ class Needs:
                 waiting += self.callers[unit]
 
     def unit(self, node: ast.AST) -> Unit:
-        """The outermost function, or the class, that a place belongs to."""
+        """The outermost function, or the class (that whose constructor runs), that a place belongs to."""
         found: Unit = self.facts.source.root(node)
         for parent in (node, *self.facts.source.ancestors(node)):
             if isinstance(parent, ast.ClassDef) or (
                 isinstance(parent, FUNCTIONS) and not (parent is node and isinstance(self.facts.source.parents[parent], ast.ClassDef))
             ):
                 found = parent
-        return found
+        return self._constructed(found) if isinstance(found, ast.ClassDef) else found
+
+    def _constructed(self, cls: ast.ClassDef) -> ast.ClassDef:
+        """The class itself, or the nearest one below it in the project whose `__init__` it inherits."""
+        machine = self.facts.machine
+        objects = [o for o in machine.bases if o.site is cls] if constructor(cls) is None else []
+        found = [f.site for o in objects for f in (machine.lookup(o, "__init__") or NOTHING).objs if f.kind == "function"]
+        owner = self.facts.source.scope(found[0]) if found and found[0] is not None else None
+        return owner if isinstance(owner, ast.ClassDef) else cls
+
+    def _below(self, unit: Unit) -> list[Unit]:
+        """The classes with an `__init__` of their own whose instances run a class's methods: each of them must hold the accelerator."""
+        machine = self.facts.machine
+        if not isinstance(unit, ast.ClassDef):
+            return []
+        made = [cls for cls in machine.instances if cls.site is not unit and any(o.site is unit for o in machine.ancestors(cls))]
+        return [self._constructed(cls.site) for cls in made if isinstance(cls.site, ast.ClassDef)]
 
     def sites(self, unit: Unit) -> list[ast.Call]:
         """The calls that run a function, or make an instance of a class."""
@@ -117,7 +135,9 @@ class Needs:
             return []
         if isinstance(unit, ast.ClassDef):
             made = [o.site for cls, objs in self.facts.machine.instances.items() if cls.site is unit for o in objs]
-            return list(dict.fromkeys(site for site in made if isinstance(site, ast.Call)))
+            function = constructor(unit)
+            run = self.facts.callers(function) if function is not None else []  # `super().__init__(...)`, and those that inherit it
+            return list(dict.fromkeys(site for site in (*made, *run) if isinstance(site, ast.Call)))
         return self.facts.callers(unit)
 
     def reached(self, tree: ast.Module) -> set[Unit]:
@@ -357,7 +377,7 @@ def _give(facts: Facts, decisions: Decisions, unit: ast.FunctionDef | ast.AsyncF
         yield source, UNREACHED.at(unit.lineno, name=unit.name, why=error.why)
         return
     for site in sites:
-        if not isinstance(site.func, (ast.Name, ast.Attribute)):
+        if not isinstance(site.func, (ast.Name, ast.Attribute)) or _names_class(site):
             yield facts.source.of(site), UNREACHED.at(site.lineno, name=unit.name, why="this call can't be followed")
             return
         edits.setdefault(facts.source.of(site), []).append(add_argument(facts.source.of(site), site, _spoken(decisions, site), first=True))
@@ -372,6 +392,12 @@ def _give(facts: Facts, decisions: Decisions, unit: ast.FunctionDef | ast.AsyncF
                 CODE, NAME, f"`{unit.name}` uses the accelerator: it is handed to it at every call", line, merge(found), needs=needs, source="R01"
             ),
         )
+
+
+def _names_class(site: ast.Call) -> bool:
+    """Whether a call is `Base.__init__(self, ...)`, whose first argument is the instance."""
+    func = site.func
+    return isinstance(func, ast.Attribute) and func.attr == "__init__" and not isinstance(func.value, ast.Call)
 
 
 def _spoken(decisions: Decisions, site: ast.Call) -> str:

@@ -165,11 +165,16 @@ class Placer:
         )
 
     def _loader_alone(self, loader: Obj) -> None:
-        for scope in self.homes.outermost(loader):
+        given = [b.scope for b in self.homes.bindings(loader) if b.statement is None and self._runs_once(b.scope)]
+        for scope in (*self.homes.outermost(loader), *dict.fromkeys(given)):
             path = self._path(loader, scope)
             if path is not None and self._call(scope, [loader], {loader: path}):
                 return
         self._fail(loader, "a loader", "no name holds it between its making and the loop")
+
+    def _runs_once(self, scope: Function) -> bool:
+        """Whether a function is called in one place, in no loop: what it is given may be prepared at its top."""
+        return len(self.facts.callers(scope)) == 1 and not self.facts.all_loops(scope.body[0])
 
     def _path(self, obj: Obj, scope: Function) -> str | None:
         found = self.homes.bindings(obj, scope)
@@ -203,7 +208,7 @@ class Placer:
             return False
         if any(not self._same_times(o, block[0]) for o in objs):
             return False
-        earliest = 0
+        earliest = 1 if block is scope.body and ast.get_docstring(scope, clean=False) is not None else 0  # type: ignore[arg-type]
         latest = len(block)
         for obj in objs:
             made = self._made_before(block, [b for b in self.homes.bindings(obj, scope) if b.path == paths[obj] and b.scope is scope], obj)

@@ -5,6 +5,7 @@ Text alone: who writes it into a script adds the imports (`knowledge.accelerate.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,8 +34,7 @@ def call(name: str, arguments: Mapping[str, object], *inner: Expression) -> Expr
 def _literal(value: object) -> str:
     """A value as source text, strings in double quotes."""
     if isinstance(value, str):
-        quoted = repr("'" + value)  # a single quote inside makes repr choose double ones
-        return '"' + quoted[2:]
+        return json.dumps(value, ensure_ascii=False)  # JSON's escapes are Python's
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, Mapping):

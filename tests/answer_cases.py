@@ -35,7 +35,8 @@ def cases() -> list[Answers]:
     """Each under every precision that it allows."""
     found = []
     for given in _given():
-        for precision in PRECISIONS if "mixed_precision" not in given else (given["mixed_precision"],):
+        wanted = PRECISIONS if given.get("hardware") != "multi-node" else ("bf16",)
+        for precision in wanted if "mixed_precision" not in given else (given["mixed_precision"],):
             answers = propose({**given, "mixed_precision": precision})
             if not problems(answers):
                 found.append(answers)

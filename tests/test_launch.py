@@ -148,7 +148,7 @@ def test_torchrun_takes_its_line(answers: Answers) -> None:
     assert int(args.nproc_per_node) * int(str(args.nnodes).split(":")[0]) == answers.num_processes
 
 
-@pytest.mark.parametrize("answers", [one for one in CASES if one.engine == "fsdp2" and one.mixed_precision == "no"], ids=name)
+@pytest.mark.parametrize("answers", [one for one in CASES if one.engine == "fsdp2" and one.mixed_precision in ("no", "bf16")], ids=name)
 def test_the_accelerator_reads_the_answers_from_the_environment(answers: Answers) -> None:
     """The whole chain, from the file to the mesh, on a fake process group."""
     from accelerate import Accelerator
@@ -231,7 +231,9 @@ def test_axolotl_s_schema_says_what_is_wrong() -> None:
 
 def test_script_and_arguments_are_quoted() -> None:
     answers = propose(SEED)
-    line = command.accelerate_launch(answers, Script("my train.py", ("--name", "a b", "$HOME", "it's")), command.place(answers, 1), file="my config.yaml")
+    line = command.accelerate_launch(
+        answers, Script("my train.py", ("--name", "a b", "$HOME", "it's")), command.place(answers, 1), file="my config.yaml"
+    )
     assert shlex.split(line)[-5:] == ["my train.py", "--name", "a b", "$HOME", "it's"]
     assert '"$MAIN_PROCESS_IP"' in line and "'$HOME'" in line and "--machine_rank 1" in line
     assert Script("-x.py").words() == ["./-x.py"]
@@ -257,7 +259,10 @@ def test_the_slurm_script(file: str | None, tmp_path: Path) -> None:
     env = {**os.environ, "PATH": f"{fake}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[1-2]"}
     words = subprocess.run(["bash"], input=text, env=env, text=True, check=True, capture_output=True).stdout.splitlines()
     args = parsed("accelerate " + shlex.join(words))
-    assert (args.machine_rank, args.main_process_ip, args.num_processes) == (1, "node1", 16) or (int(args.machine_rank), args.main_process_ip) == (1, "node1")
+    assert (args.machine_rank, args.main_process_ip, args.num_processes) == (1, "node1", 16) or (int(args.machine_rank), args.main_process_ip) == (
+        1,
+        "node1",
+    )
     assert args.training_script_args == ["it's", "a b"]
 
 
@@ -265,7 +270,11 @@ def test_the_kubernetes_job() -> None:
     answers = propose({**SEED, "num_machines": 4, "cluster": "kubernetes"})
     write(answers)
     job = yaml.safe_load(cluster.kubernetes(answers, Script("dir/My_Train.py"), accelerate.FILE, "registry/image:1"))
-    assert job["apiVersion"] == "kubeflow.org/v1" and job["kind"] == "PyTorchJob" and re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", job["metadata"]["name"])
+    assert (
+        job["apiVersion"] == "kubeflow.org/v1"
+        and job["kind"] == "PyTorchJob"
+        and re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", job["metadata"]["name"])
+    )
     replicas = job["spec"]["pytorchReplicaSpecs"]
     assert (replicas["Master"]["replicas"], replicas["Worker"]["replicas"]) == (1, 3)
     for replica in replicas.values():
@@ -295,7 +304,21 @@ def test_ports_and_ranks() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"a": "no", "b": "Yes", "c": "1", "d": "1e3", "e": "", "f": "a: b", "g": "#x", "h": "é\"'\\", "i": "null", "j": "~", "k": "- x", "l": "0x1", "on": "on"},
+        {
+            "a": "no",
+            "b": "Yes",
+            "c": "1",
+            "d": "1e3",
+            "e": "",
+            "f": "a: b",
+            "g": "#x",
+            "h": "é\"'\\",
+            "i": "null",
+            "j": "~",
+            "k": "- x",
+            "l": "0x1",
+            "on": "on",
+        },
         {"list": [1, "two", {"three": [4, {"five": None}], "six": True}, [], {}], "text": "a\n  b\n", "open": "a\nb", "f": 1e-8, "n": 10**20},
     ],
 )

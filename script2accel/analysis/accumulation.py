@@ -148,7 +148,8 @@ def _constant(facts: Facts, train: TrainLoop, test: ast.expr) -> bool:
             functions = [facts.function(n) for n in stores]
             if any(not isinstance(f, ast.Module) and f.name != "__init__" for f in functions):
                 return False
-    return not any(isinstance(n, ast.Global) for n in ast.walk(facts.function(test)))
+    said = {name for n in facts.program.source.nodes if isinstance(n, ast.Global) for name in n.names}
+    return not any(isinstance(n, ast.Name) and n.id in said for n in ast.walk(test))
 
 
 def _steps_too(facts: Facts, step: Step, block: list[ast.stmt]) -> bool:

@@ -9,11 +9,12 @@ from script2accel.analysis.expressions import FUNCTIONS, Expressions
 from script2accel.analysis.values import NOTHING, Obj, Value, join_all
 from script2accel.knowledge import torch as names
 
-READS = frozenset({"named_parameters", "state_dict", "named_buffers", "parameters", "buffers"})
-WEIGHTS = READS | {"module", "modules", "named_modules", "children"}
+READS = frozenset({"named_parameters", "state_dict", "named_buffers"})  # whose names a wrapper changes
+WEIGHTS = READS | {"parameters", "buffers", "module", "modules", "named_modules", "children"}
 DETACHING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
 MAX_RUNS = 24  # how often one function's body is followed
 MAX_STEPS = 40  # times the number of nodes: beyond it, a function is followed twice only
+MOST_NAMED = 8  # functions and classes of a module that a name known at run time may mean
 ITERATORS = re.compile(r"^(iter|list|tuple|reversed|sorted|itertools\.(cycle|islice|chain)|more_itertools\.\w+)$")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Keywords = dict[str | None, Value]
@@ -41,7 +42,7 @@ class Calls(Expressions):
                 args += [args[-1]] * 5  # as many positional arguments as there may be
         keywords = {keyword.arg: self.eval(keyword.value, scope) for keyword in node.keywords}
         self._plain(node, callee, args, keywords)
-        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
+        if isinstance(node.func, ast.Name) and node.func.id == "super" and self._of_own_class(node, scope):
             return self._super(node, scope)
         result = self.call_objects(callee, node, args, keywords)
         return result.marked(frozenset((node,))) if self._past_forward(node.func) else result
@@ -52,7 +53,8 @@ class Calls(Expressions):
         given += [(k.arg, k.value) for k in node.keywords if k.arg is not None]
         for key, arg in given:
             value = args[key] if isinstance(key, int) else keywords[key]
-            if not any(o.kind == "prepared" for o in value.objs) or not callee.objs or not all(self._weights_only(o, key) for o in callee.objs):
+            models = [o for o in value.objs if o.kind == "prepared" and not names.OPTIMIZER.match(o.inner.path)]
+            if not models or not callee.objs or not all(self._weights_only(o, key) for o in callee.objs):
                 continue
             self.plain.add(arg)
             plain = Value(frozenset(o.inner for o in value.objs), value.marks)
@@ -69,13 +71,16 @@ class Calls(Expressions):
         if callee.kind not in ("function", "method") or not isinstance(function, FUNCTIONS):
             return False
         parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-        name = key if isinstance(key, str) else parameters[key + (callee.kind == "method")] if key + (callee.kind == "method") < len(parameters) else None
+        at = key + (callee.kind == "method") if isinstance(key, int) else 0
+        name = key if isinstance(key, str) else parameters[at] if at < len(parameters) else None
         if name is None or (function, name) in self._weight_readers:
             return self._weight_readers.get((function, str(name)), False)
         reads = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
         parents = [self.source.parents[n] for n in reads]
-        only = bool(reads) and all(isinstance(p, ast.Attribute) and p.attr in WEIGHTS for p in parents) and any(p.attr in READS for p in parents if isinstance(p, ast.Attribute))
-        self._weight_readers[function, name] = only and not any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(function))
+        read = [p.attr for p in parents if isinstance(p, ast.Attribute)]
+        only = len(read) == len(parents) and set(read) <= WEIGHTS and bool(READS & set(read))
+        stored = any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(function))
+        self._weight_readers[function, name] = only and not stored
         return self._weight_readers[function, name]
 
     def _past_forward(self, func: ast.expr) -> bool:
@@ -183,6 +188,12 @@ class Calls(Expressions):
                 for name, value in (*zip(fields, args, strict=False), *((str(k), v) for k, v in keywords.items() if k)):
                     self.put((made, name), value)
 
+    def _of_own_class(self, node: ast.Call, scope: ast.AST) -> bool:
+        """Whether it is `super()`, or `super(Class, self)` that says the same."""
+        owner = self.source.scope(scope)
+        named = node.args[0] if len(node.args) == 2 else None
+        return not node.args or (isinstance(named, ast.Name) and isinstance(owner, ast.ClassDef) and named.id == owner.name)
+
     def _super(self, node: ast.Call, scope: ast.AST) -> Value:
         if not isinstance(scope, FUNCTIONS) or not scope.args.args:
             return NOTHING
@@ -205,15 +216,20 @@ class Calls(Expressions):
     def _inherited(self, cls: Obj) -> dict[str, Value]:
         """What a class has from the project's classes that it is made of, the nearest first."""
         found: dict[str, Value] = {}
-        seen = {cls}
+        for base in self.ancestors(cls):
+            for name in sorted(self.bound.get(base.site, ())) if base.site is not None else ():
+                if (base, name) in self.store:
+                    found.setdefault(name, self.store[base, name])
+        return found
+
+    def ancestors(self, cls: Obj) -> list[Obj]:
+        """The project's classes that a class is made of, the nearest first."""
+        found: list[Obj] = []
         waiting = list(self.bases.get(cls, ()))
         while waiting:
             base = waiting.pop(0)
-            if base.kind == "class" and base not in seen:
-                seen.add(base)
-                for name in sorted(self.bound.get(base.site, ())) if base.site is not None else ():
-                    if (base, name) in self.store:
-                        found.setdefault(name, self.store[base, name])
+            if base.kind == "class" and base is not cls and base not in found:
+                found.append(base)
                 waiting += self.bases.get(base, ())
         return found
 
@@ -409,8 +425,10 @@ class Calls(Expressions):
     def any_of_module(self, module: Obj) -> Value:
         """Whatever a module defines, where its name is only known at run time (nothing when that is too much to follow)."""
         held = [value for (owner, _), value in self.store.items() if owner is module.site]
-        own = [o for value in held for o in value.objs if o.kind in ("class", "function") and self.source.root(o.site) is module.site]  # type: ignore[arg-type]
-        return Value(frozenset(own), frozenset()) if len(own) <= 6 else NOTHING
+        package = str(module.name).endswith("__init__.py")  # it hands out what its modules define
+        found = {o for value in held for o in value.objs if o.kind in ("class", "function")}
+        own = [o for o in found if package or self.source.root(o.site) is module.site]  # type: ignore[arg-type]
+        return Value(frozenset(own), frozenset()) if len(own) <= MOST_NAMED else NOTHING
 
     def _scales(self, base: Obj, node: ast.AST) -> bool:
         """Whether `scale` is a GradScaler's: what it gives stands for the loss that it takes."""

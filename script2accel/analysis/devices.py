@@ -119,6 +119,8 @@ def names_device(facts: Facts, node: ast.expr) -> bool:
 
 def fixed_device(facts: Facts, node: ast.expr) -> bool:
     """Whether a device is written here, rather than read from a variable that the conversion redefines."""
+    if isinstance(node, (ast.Name, ast.Attribute)) and _from_import_time(facts, node):
+        return True
     if isinstance(node, ast.Name):
         defined = {ast.unparse(t) for d in definitions_cached(facts) for t in _targets(d)}
         value = facts.machine.at.get(node, NOTHING)
@@ -139,6 +141,14 @@ def fixed_device(facts: Facts, node: ast.expr) -> bool:
             return False
         return bool(objs) and all(o.kind in ("attr", "const") for o in objs)
     return True
+
+
+def _from_import_time(facts: Facts, node: ast.expr) -> bool:
+    """Whether the device was chosen in the body of an imported module: no accelerator exists there, so each use is rewritten."""
+    objs = facts.machine.at.get(node, NOTHING).objs
+    sites = [o.site for o in objs if o.kind == "made" and o.path == "torch.device" and o.site is not None]
+    program = facts.program.source
+    return bool(sites) and len(sites) == len(objs) and all(isinstance(facts.function(s), ast.Module) and not program.is_entry(s) for s in sites)
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:

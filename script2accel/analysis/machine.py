@@ -190,9 +190,10 @@ class Machine(Calls):
         if found is None:
             self.stars.append(module)
             return
-        for name in list(self.bound.get(found.tree, ())):
+        public = _listed(found)
+        for name in sorted(self.bound.get(found.tree, ())):
             value = self.store.get((found.tree, name))
-            if value is not None and not name.startswith("_"):
+            if value is not None and (name in public if public is not None else not name.startswith("_")):
                 self.bind(scope, name, value)
                 self.bound.setdefault(self.source.root(scope), set()).add(name)
 
@@ -378,6 +379,17 @@ class Machine(Calls):
     def names(self, scope: ast.AST) -> Iterable[tuple[str, Value]]:
         """The variables of a scope and what they hold now."""
         return [(str(name), value) for (owner, name), value in self.store.items() if owner is scope]
+
+
+def _listed(source: Source) -> set[str] | None:
+    """The names that a module's `__all__` lists, where that can be read."""
+    for statement in source.tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=parts) | ast.Tuple(elts=parts)):
+                names = {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+                whole = sum(isinstance(node, ast.Name) and node.id == "__all__" for node in source.nodes) == 1
+                return names if whole and len(names) == len(parts) else None
+    return None
 
 
 def paths_to(machine: Machine, scope: ast.AST, wanted: Obj) -> list[str]:

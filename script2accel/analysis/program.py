@@ -16,6 +16,7 @@ from script2accel.source import Source, Tree
 
 Read = Callable[[str], "bytes | None"]
 MOST = 200  # modules of one program
+MOST_PARTS = 12  # nested calls of an expression that names a folder
 
 
 class Program(Tree):
@@ -124,13 +125,61 @@ class Program(Tree):
 
 
 def _path_tricks(source: Source) -> list[str]:
-    """Constant folders that a script puts on `sys.path`."""
+    """The folders that a script puts on `sys.path`, from its own folder: constants, and what is made of `__file__`."""
     found = []
+    values = {s.targets[0].id: s.value for s in source.tree.body if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)}
     for node in source.nodes:
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="sys"), attr="path"), attr="append" | "insert"), args=args):
-                found += [a.value for a in args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            case ast.Call(
+                func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="sys"), attr="path"), attr="append" | "insert"), args=[*_, folder]
+            ):
+                path = _folder(folder, values)
+                found += [path] if path is not None else []
     return found
+
+
+def _folder(node: ast.expr, values: dict[str, ast.expr], depth: int = 0) -> str | None:
+    """A path as an expression makes it (`os.path` or `pathlib`); the script is `./file`, so that its folder is `.`."""
+    if depth > MOST_PARTS:
+        return None
+
+    def inner(part: ast.expr) -> str | None:
+        return _folder(part, values, depth + 1)
+
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Name(id="__file__"):
+            return "./file"
+        case ast.Name(id=name) if name in values:
+            return inner(values[name])
+        case ast.Call(func=ast.Attribute(attr="join" | "joinpath" as how, value=owner), args=args) if args:
+            parts = [inner(part) for part in (args if how == "join" else [owner, *args])]
+            return "/".join(str(part) for part in parts) if None not in parts else None
+        case ast.Call(func=ast.Attribute(attr="dirname"), args=[path]) | ast.Attribute(value=path, attr="parent"):
+            return _above(inner(path), 1)
+        case ast.Subscript(value=ast.Attribute(value=path, attr="parents"), slice=ast.Constant(value=int(count))):
+            return _above(inner(path), count + 1)
+        case ast.Call(func=ast.Attribute(attr="abspath" | "realpath" | "normpath" | "fspath") | ast.Name(id="str" | "Path"), args=[path]):
+            return inner(path)
+        case ast.Call(func=ast.Attribute(attr="Path"), args=[path]):
+            return inner(path)
+        case ast.Call(func=ast.Attribute(value=path, attr="resolve" | "absolute" | "as_posix"), args=[]):
+            return inner(path)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            first, second = inner(left), inner(right)
+            return f"{first}/{second}" if first is not None and second is not None else None
+    return None
+
+
+def _above(path: str | None, count: int) -> str | None:
+    """The folder so many levels above a path."""
+    if path is None:
+        return None
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    for _ in range(count):
+        parts = parts[:-1] if parts and parts[-1] != ".." else [*parts, ".."]
+    return "/".join(parts) or "."
 
 
 def _normal(folder: PurePosixPath, extra: str) -> str:

@@ -45,9 +45,18 @@ def add_argument(source: Source, call: ast.Call, text: str, *, first: bool = Fal
     """Give a call one more argument, at the end (before `**kwargs`) or at the front."""
     every: list[ast.AST] = [*call.args, *(k for k in call.keywords)]
     paren = source.text.index("(", source.outer(call.func)[1])
-    if first or not every:
-        more = "" if not every else "," if source.text[paren + 1 : paren + 2] in "\r\n" else ", "
-        return (Splice(paren + 1, paren + 1, text + more, True),)
+    if first and every:
+        at = paren + 1
+        while source.text[at : at + 1] in (" ", "\t"):
+            at += 1
+        if source.text[at : at + 1] in ("\r", "\n"):  # each argument on a line of its own
+            before = source.text[at : len(source.text) - len(source.text[at:].lstrip())]
+            indent = before.splitlines()[-1] if before[-1:] not in "\r\n" else ""
+            ending = "\r\n" if before.startswith("\r\n") else before[0]
+            return (Splice(paren + 1, paren + 1, f"{ending}{indent}{text},", True),)
+        return (Splice(paren + 1, paren + 1, text + ", ", True),)
+    if not every:
+        return (Splice(paren + 1, paren + 1, text, True),)
     star = next((k for k in call.keywords if k.arg is None), None)
     if star is not None:
         at = source.text.rindex("**", 0, source.start(star.value))

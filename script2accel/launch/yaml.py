@@ -50,4 +50,7 @@ def _scalar(value: object) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, str):
         return value if _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT else json.dumps(value)
+    if isinstance(value, float):  # YAML 1.1 reads 1e-08 as text, and 1.0e-08 as a number
+        whole, exponent, power = repr(value).partition("e")
+        return whole + ("" if "." in whole or not exponent else ".0") + exponent + power
     return "{}" if isinstance(value, Mapping) else "[]" if isinstance(value, (list, tuple)) else str(value)

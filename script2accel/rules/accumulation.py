@@ -129,6 +129,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             taken.add(found.node)
             continue
         taken.add(found.train.loop)
+        if all(backward.done for backward in found.train.backwards):
+            continue  # by hand beside Accelerate, which counts one batch to a step then: right, and the user's own choice
         yield from _Conversion(facts, decisions, found).changes()
     for node in _by_hand(facts):
         if not any(parent in taken for parent in facts.source.ancestors(node)):

@@ -20,7 +20,7 @@ from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A210", "moving-average"
 SHARDED = Message("S2A220", Severity.NOTE, "this reads the whole weights: right under DDP, not under FSDP or ZeRO-3, whose ranks hold parts", "")
-EXAMPLES: list[tuple[str, str | None]] = []
+
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -49,3 +49,89 @@ def _placed(facts: View, decisions: Decisions) -> Iterator[Change]:
         except CannotEditError:
             continue
         yield Change(CODE, NAME, "a copy of the model lies where the model lies", call.lineno, edits, source="R05")
+
+
+EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import copy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16)
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = nn.Linear(8, 2).to(device)
+average = copy.deepcopy(model).eval()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def update(average, model, decay):
+    with torch.no_grad():
+        now = dict(model.named_parameters())
+        for name, mean in average.named_parameters():
+            mean.mul_(decay).add_(now[name], alpha=1 - decay)
+
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+    loss.backward()
+    optimizer.step()
+    update(average, model, 0.99)
+""",
+        """\
+import copy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16)
+accelerator = Accelerator()
+device = accelerator.device
+model = nn.Linear(8, 2).to(device)
+average = copy.deepcopy(model).eval()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+
+def update(average, model, decay):
+    with torch.no_grad():
+        now = dict(model.named_parameters())
+        for name, mean in average.named_parameters():
+            mean.mul_(decay).add_(now[name], alpha=1 - decay)
+
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+    update(average, accelerator.unwrap_model(model), 0.99)
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def count(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+print(count(model))
+for x, y in loader:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        None,
+    ),
+]

@@ -320,29 +320,6 @@ for x, y in loader:
     ),
     (
         """\
-import copy
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
-loader = DataLoader(data, batch_size=16, shuffle=True)
-model = nn.Linear(8, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-average = copy.deepcopy(model)
-
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-    for slow, fast in zip(average.parameters(), model.parameters()):
-        slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
-""",
-        "S2A234",
-    ),
-    (
-        """\
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

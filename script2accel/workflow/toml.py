@@ -52,7 +52,7 @@ def update(text: str, path: tuple[str, ...], values: Mapping[str, object], owned
         lines += [*gap, f"[{'.'.join(path)}]{end}"]
         first = last = len(lines)
     if first is not None:
-        lines[first:last] = _edited(lines[first:last], values, owned, end)
+        lines[first:last] = _edited(lines[first:last], values, owned, end, top=not path)
     after = "".join(lines)
     wanted = {**kept, **{key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}}
     _compare(before, after, path, wanted, place)
@@ -92,8 +92,8 @@ def _section(lines: list[str], path: tuple[str, ...]) -> tuple[int | None, int]:
     return None, len(lines)
 
 
-def _edited(lines: list[str], values: Mapping[str, object], owned: frozenset[str], end: str) -> list[str]:
-    """The section's lines with the values: in place where the key stands, the others behind the last line that isn't empty."""
+def _edited(lines: list[str], values: Mapping[str, object], owned: frozenset[str], end: str, *, top: bool) -> list[str]:
+    """The section's lines with the values: in place where the key stands, the others behind the last key."""
     left = dict(values)
     found: list[str] = []
     for line in lines:
@@ -103,9 +103,9 @@ def _edited(lines: list[str], values: Mapping[str, object], owned: frozenset[str
             found.append(f"{key} = {_value(left.pop(key))}{_comment(line)}{end}")
         elif key not in owned:
             found.append(line)
-    size = len(found)
-    while size and not found[size - 1].strip():
-        size -= 1
+    keys = [number for number, line in enumerate(found, 1) if _KEY.match(line)]
+    texts = [number for number, line in enumerate(found, 1) if line.strip()]
+    size = max(keys, default=0) or (max(texts, default=0) if top else 0)  # a comment below the keys speaks of the next table
     if left and size and not found[size - 1].endswith(("\n", "\r")):
         found[size - 1] += end
     return [*found[:size], *(f"{key} = {_value(value)}{end}" for key, value in left.items()), *found[size:]]

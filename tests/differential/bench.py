@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.differential import launch
 from tests.differential.cases import Case
 from tests.differential.trace import Run
+
+Source = bytes | Mapping[str, bytes]
 
 
 class Bench:
@@ -31,16 +34,16 @@ class Bench:
         if key not in self.originals:
             launcher = self.cold if gpu else self.warm
             runs = case.runs(halved=False)
-            self.originals[key] = launch.run(launcher, case.source, runs, self.folder(case.name), fixed_order=fixed_order, gpu=gpu)
+            self.originals[key] = launch.run(launcher, case.texts, runs, self.folder(case.name), fixed_order=fixed_order, gpu=gpu)
         return self.originals[key]
 
-    def one(self, case: Case, source: bytes, *, fixed_order: bool = False, gpu: bool = False, precision: str | None = None) -> Run:
+    def one(self, case: Case, source: Source, *, fixed_order: bool = False, gpu: bool = False, precision: str | None = None) -> Run:
         """A conversion at one process."""
         launcher = self.cold if gpu else self.warm
         runs = case.runs(halved=False)
         return launch.run(launcher, source, runs, self.folder(case.name), fixed_order=fixed_order, gpu=gpu, precision=precision)
 
-    def two(self, case: Case, source: bytes, *, gpu: bool = False, cold: bool = False) -> Run:
+    def two(self, case: Case, source: Source, *, gpu: bool = False, cold: bool = False) -> Run:
         """A conversion at two processes, each with half the batch."""
         launcher = self.cold if gpu or cold else self.warm
         runs = case.runs(halved=True)

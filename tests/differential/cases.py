@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ else:
     import tomli as tomllib
 
 SCRIPTS = FIXTURES / "scripts"
+PROJECTS = FIXTURES / "projects"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class Case:
         """The script's text."""
         return (SCRIPTS / self.name / "before.py").read_bytes()
 
+    @property
+    def texts(self) -> Mapping[str, bytes]:
+        """The files that the script needs, itself first."""
+        return {"train.py": self.source}
+
     def runs(self, *, halved: bool) -> tuple[tuple[str, ...], ...]:
         """The argument lists, one for each time that the script is started."""
         first = self.argv_two if halved and self.argv_two is not None else self.argv
@@ -60,14 +66,43 @@ class Case:
         return 1 if self.argv_two is not None or self.options.get("batch") == "global" else processes
 
 
-def read(folder: Path) -> Case:
+@dataclass(frozen=True)
+class Project(Case):
+    """A fixture of several files: `entries` are converted and the first is run; `also` are the scripts that must be converted with them."""
+
+    entries: tuple[str, ...] = ("train.py",)
+    also: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> bytes:
+        """The entry's text."""
+        return self.texts[self.entries[0]]
+
+    @property
+    def texts(self) -> Mapping[str, bytes]:
+        """Every file of the project by its path, the entry first."""
+        root = PROJECTS / self.name.partition(":")[0] / "before"
+        found = {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.py"))}
+        return self.start(found)
+
+    def start(self, texts: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """Files with the entry first, as `launch.run` wants them."""
+        entry = self.entries[0]
+        return {entry: texts[entry], **texts}
+
+    def others(self) -> tuple[Project, ...]:
+        """The same project, started by the scripts that are converted too."""
+        return tuple(replace(self, name=f"{self.name}:{path}", entries=(path,), also=(), files=()) for path in self.also)
+
+
+def read(folder: Path, kind: type[Case] = Case) -> Case:
     """The case of one fixture folder. Raises ValueError on an unknown key or a missing reason."""
     values = tomllib.loads((folder / "case.toml").read_text(encoding="utf-8"))
-    unknown = set(values) - set(Case.__dataclass_fields__)
+    unknown = set(values) - set(kind.__dataclass_fields__)
     if unknown:
         raise ValueError(f"{folder.name}/case.toml: unknown key {sorted(unknown)[0]!r}")
     lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-    case = Case(name=folder.name, **{**values, **lists})
+    case = kind(name=folder.name, **{**values, **lists})
     if case.outcome == "converted" and not case.two and not case.why_not:
         raise ValueError(f"{folder.name}/case.toml: `two = false` needs `why_not`")
     if case.metric:
@@ -83,3 +118,9 @@ def every() -> tuple[Case, ...]:
 def named(name: str) -> Case:
     """One fixture script."""
     return read(SCRIPTS / name)
+
+
+def projects() -> tuple[Project, ...]:
+    """All fixture projects, by name."""
+    cases = (read(path.parent, Project) for path in sorted(PROJECTS.glob("*/case.toml")))
+    return tuple(case for case in cases if isinstance(case, Project))

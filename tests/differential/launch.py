@@ -93,7 +93,7 @@ class Warm:
 
 def run(
     launcher: Launcher,
-    source: bytes,
+    source: bytes | Mapping[str, bytes],
     runs: Iterable[Sequence[str]],
     scratch: Path,
     *,
@@ -103,12 +103,15 @@ def run(
     gpu: bool = False,
     precision: str | None = None,
 ) -> Run:
-    """Writes the script into `scratch` and runs it, once for each argument list, in one folder."""
+    """Writes the script (or several files, the first is started) into `scratch` and runs it, once for each argument list, in one folder."""
     code, work, trace = scratch / "code", scratch / "work", scratch / "trace"
     for folder in (code, work, trace):
         folder.mkdir(parents=True)
-    script = code / "train.py"
-    script.write_bytes(source)
+    texts = {"train.py": source} if isinstance(source, bytes) else source
+    for path, text in texts.items():
+        (code / path).parent.mkdir(parents=True, exist_ok=True)
+        (code / path).write_bytes(text)
+    script = code / next(iter(texts))
     extra = {"S2A_TRACE": str(trace), "S2A_BATCH_DIV": str(divide)}
     if fixed_order:
         extra["S2A_FIXED_ORDER"] = "1"
