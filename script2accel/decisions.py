@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from script2accel.analysis.devices import definitions_cached
+from script2accel.analysis.devices import Move, definitions_cached, from_prepared_loader, runs_before
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.options import Options
@@ -33,6 +33,7 @@ class Decisions:
         self.ddp_arguments: dict[str, str] = {}  # of DistributedDataParallelKwargs
         self.imports: dict[tuple[str, str], None] = {}
         self.read: list[ast.expr] = []
+        self.gone: set[ast.stmt] = set()  # statements that rules take out whole
         self.grouped: ast.expr | None = None  # how many batches make a group, as the script reads it
         self.changed: list[ast.AST] = []  # functions and classes that take the accelerator from now on
 
@@ -50,6 +51,10 @@ class Decisions:
             if isinstance(scope, ast.Module) and self.facts.source.is_entry(definition):
                 found.add(scope)
         return {tree for tree in found if self.facts.source.is_entry(tree)}
+
+    def is_gone(self, node: ast.AST) -> bool:
+        """Whether a node stands in a statement that some rule takes out whole."""
+        return node in self.gone or any(parent in self.gone for parent in self.facts.source.ancestors(node))
 
     def is_global(self, node: ast.AST) -> bool:
         """Whether, where a node stands, the accelerator is a global of the module."""
@@ -109,6 +114,16 @@ class Decisions:
     def is_prepared(self, obj: Obj) -> bool:
         """Whether an object is (or will be) prepared somewhere."""
         return ident(obj) in self.plan.prepared or obj.kind == "prepared"
+
+    def places(self, move: Move) -> bool:
+        """Whether Accelerate places what a move moves, so that the move goes: a prepared model that hasn't run before, a prepared loader's batch."""
+        facts = self.facts
+        if facts.in_module(move.call):
+            return False
+        models = [*facts.roles.objects(move.receiver, "model"), *facts.roles.objects(move.receiver, "criterion")]
+        if models and all(self.is_prepared(m) for m in models) and len(models) == len(facts.machine.at[move.receiver].objs):
+            return not any(runs_before(facts, m.inner) for m in models)
+        return from_prepared_loader(facts, move.receiver)
 
     def prepared_here(self, node: ast.AST, role: str) -> bool:
         """Whether, at this place, everything of a role that the expression can hold went through prepare."""

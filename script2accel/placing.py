@@ -6,7 +6,9 @@ import ast
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from script2accel.analysis.facts import Facts, Forward, Function
+from script2accel.analysis.context import guarded
+from script2accel.analysis.distribution import agreements, dealt, summed_by_hand, unsettled
+from script2accel.analysis.facts import EvalLoop, Facts, Forward, Function
 from script2accel.analysis.homes import Binding, Homes
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -17,6 +19,18 @@ UNPLACED = Message(
     Severity.ERROR,
     "no place is found where {what} can be prepared: {why}",
     "create model, optimizer and loaders in one function, before the loops, and convert again",
+)
+DEPENDS = Message(
+    "S2A256",
+    Severity.ERROR,
+    "the ranks' results are brought together here only if `{test}`, which needn't be true when several processes run",
+    "test `accelerator.num_processes > 1` instead, and convert again",
+)
+SHARED = Message(
+    "S2A209",
+    Severity.ERROR,
+    "this evaluation adds up what each rank counted, and its loader is also read whole by another loop",
+    "give the two loops a loader each, and convert again",
 )
 Ident = tuple[object, ...]
 
@@ -45,6 +59,8 @@ class Draft:
     gathers: list[Gather] = field(default_factory=list)
     every_rank: list[EveryRank] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
+    shares: list[EvalLoop] = field(default_factory=list)
+    agreements: list[tuple[ast.stmt, str]] = field(default_factory=list)
     prepared: frozenset[Ident] = frozenset()
 
 
@@ -53,8 +69,18 @@ def draft(facts: Facts) -> Draft:
     result = Draft()
     training = {ident(o) for loop in facts.train_loops for o in loop.loaders}
     blocked = set()
+    result.agreements = list(agreements(facts))
     for loop in facts.eval_loops:
+        sums = summed_by_hand(facts, loop.loop) if any(dealt(o) for o in loop.loaders) else []
+        for call in sums:
+            if (test := unsettled(facts, call, loop.loop)) is not None:
+                result.problems.append(DEPENDS.at(call.lineno, call.col_offset + 1, test=ast.unparse(test)))
+        if sums:
+            result.shares.append(loop)  # each rank counts its own part, and the script adds them up
+            continue
         plan = plan_evaluation(facts, loop)
+        if guarded(facts, loop.loop):
+            plan = EveryRank(loop, "only the main process runs it", loop.loop)
         if isinstance(plan, Gather):
             result.gathers.append(plan)
         else:
@@ -69,6 +95,9 @@ def draft(facts: Facts) -> Draft:
             result.gathers.remove(gather)
             result.every_rank.append(EveryRank(gather.loop, "its loader is also read by a loop that can't be gathered", gather.loop.loop))
             blocked |= {ident(o) for o in gather.loop.loaders} - training
+    for loop in result.shares:
+        if any(ident(o) in blocked for o in loop.loaders):
+            result.problems.append(SHARED.at(loop.loop.lineno, loop.loop.col_offset + 1))
     loaders = [o for o in facts.loaders if ident(o) not in blocked and _in_loops(facts, o)]
     Placer(facts, result).place(facts.models, facts.optimizers, loaders)
     result.prepared = frozenset(ident(o) for p in result.prepares for _, o in p.items)
@@ -208,7 +237,7 @@ class Placer:
             return False
         if any(not self._same_times(o, block[0]) for o in objs):
             return False
-        earliest = 1 if block is scope.body and ast.get_docstring(scope, clean=False) is not None else 0  # type: ignore[arg-type]
+        earliest = 1 if block is scope.body and ast.get_docstring(scope, clean=False) is not None else 0
         latest = len(block)
         for obj in objs:
             made = self._made_before(block, [b for b in self.homes.bindings(obj, scope) if b.path == paths[obj] and b.scope is scope], obj)
@@ -216,6 +245,9 @@ class Placer:
             latest = min(latest, self._first_use(block, obj, made))
         if earliest > latest:
             return False
+        if not any(o in self.facts.models for o in objs):  # preparing a shuffled loader draws a random number: first the weights
+            drawn = [b.statement for m in self.facts.models for b in self.homes.bindings(m, scope) if b.statement is not None]
+            earliest = max([earliest, *(i + 1 for s in drawn for i in self.facts.places(block, s) if i < latest)])
         for index in range(earliest, latest):
             if self._loads(block[index], objs):
                 earliest = index + 1

@@ -22,6 +22,8 @@ def rehearse(facts: Facts, plan: Draft) -> Machine:
         (behind if prepare.behind else before).setdefault(prepare.anchor, []).append(_binder(prepare))
     for gather in plan.gathers:
         behind.setdefault(gather.statement, []).append(_agreement(facts, gather))
+    for statement, path in plan.agreements:
+        behind.setdefault(statement, []).append(_unmark(facts, statement, path))
     return Machine(facts.source, before, behind).run()
 
 
@@ -63,5 +65,18 @@ def _agreement(facts: Facts, gather: Gather) -> Bind:
             old = machine.store.get(key)
             if old is not None:
                 machine.put(key, Value(old.objs, frozenset()))
+
+    return bind
+
+
+def _unmark(facts: Facts, statement: ast.stmt, path: str) -> Bind:
+    """What the script brings together over the ranks itself is the same on all of them."""
+    scope = facts.function(statement)
+
+    def bind(machine: Machine) -> None:
+        for key in _keys(machine, scope, path):
+            old = machine.store.get(key)
+            if old is not None:
+                machine.put(key, Value(machine.agreed(old).objs, frozenset()))
 
     return bind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from script2accel.knowledge.accelerate import OLDEST
 from script2accel.workflow.answers import Answers, problems, propose
 
 PRECISIONS = ("no", "fp16", "bf16")
@@ -41,6 +42,21 @@ def cases() -> list[Answers]:
             if not problems(answers):
                 found.append(answers)
     return found
+
+
+def least(answers: Answers) -> tuple[int, int]:
+    """The version of Accelerate that the answers need: the oldest supported one unless they have sp or torchao's fp8."""
+    if answers.mixed_precision == "fp8" and answers.fp8_backend == "ao":
+        return (1, 13)
+    return (1, 12) if answers.sp > 1 else OLDEST
+
+
+def runnable() -> list[Answers]:
+    """The cases for the installed Accelerate."""
+    import accelerate
+
+    major, minor = accelerate.__version__.split(".")[:2]
+    return [answers for answers in cases() if least(answers) <= (int(major), int(minor))]
 
 
 def name(answers: Answers) -> str:

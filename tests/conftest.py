@@ -16,7 +16,11 @@ PACKAGE = ROOT / "script2accel"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-golden` rewrites the expected files instead of comparing with them; read the diff before you commit it."""
-    parser.addoption("--update-golden", action="store_true", help="rewrite fixtures/scripts/*/{after.py,said.txt}, fixtures/projects/*/{after,said.txt} and README's generated blocks")
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite fixtures/scripts/*/{after.py,said.txt}, fixtures/projects/*/{after,said.txt} and README's generated blocks",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

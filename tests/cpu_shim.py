@@ -16,7 +16,6 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-
 VARIABLES = {
     "ACCELERATE_TORCH_DEVICE": "cpu",  # the device is not looked for (accelerate/state.py, set_device)
     "ACCELERATE_BYPASS_DEVICE_MAP": "true",  # DDP gets no device ids (accelerate/accelerator.py, prepare_model)

@@ -23,9 +23,9 @@ from script2accel.launch.yaml import document
 from script2accel.parallelism import DIMENSIONS, uses_config
 from script2accel.workflow.answers import Answers, propose
 from tests import cpu_shim
-from tests.answer_cases import SEED, cases, name
+from tests.answer_cases import SEED, name, runnable
 
-CASES = cases()
+CASES = runnable()
 IDS = [name(one) for one in CASES]
 each = pytest.mark.parametrize("answers", CASES, ids=IDS)
 AT = Place("0", "127.0.0.1", "29533")
@@ -109,7 +109,7 @@ def test_every_command_is_valid_and_means_the_answers(answers: Answers) -> None:
         if answers.hardware == "cpu" and answers.num_processes == 1 and "--cpu" in line:
             assert args.cpu
         if uses_config(answers.request):
-            sizes = [getattr(args, f"parallelism_config_{dimension}_size") for dimension in DIMENSIONS]
+            sizes = [getattr(args, f"parallelism_config_{dimension}_size", 1) for dimension in DIMENSIONS]
             assert sizes == [getattr(answers.sizes, dimension) for dimension in DIMENSIONS]
 
 

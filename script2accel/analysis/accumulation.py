@@ -444,10 +444,27 @@ def division(facts: Facts, train: TrainLoop, backward: Backward, size: ast.expr)
                 found.append(Division(backward, value, *parts, node if alone else None))
     if not found:
         return _elsewhere(facts, backward, size)
+    for place in found:
+        statement = place.statement or facts.program.source.statement(place.whole)
+        outside = set(facts.program.source.ancestors(backward.call))
+        apart = [p for p in facts.program.source.ancestors(statement) if p not in outside and isinstance(p, (ast.If, ast.Try, *LOOPS))]
+        if not apart:
+            continue
+        above = apart[0] if len(apart) == 1 and place.statement else None
+        if not isinstance(above, ast.If) or above.body != [statement] or above.orelse or not _more_than_one(facts, above.test, size):
+            return Problem(statement, "division", "the loss is divided under a condition")
     if len(found) > 1:
         return Problem(backward.call, "division", f"`{loss.id}` is divided in several places")
     reads = _reads(facts, train, found[0], loss.id)
     return reads if isinstance(reads, Problem) else Division(**{**found[0].__dict__, "reads": reads})
+
+
+def _more_than_one(facts: Facts, test: ast.expr, size: ast.expr) -> bool:
+    """`k > 1`: the condition under which dividing by k does something."""
+    match test:
+        case ast.Compare(left=left, ops=[ast.Gt() | ast.NotEq()], comparators=[ast.Constant(value=1)]):
+            return same(facts, left, size)
+    return False
 
 
 def _divided(facts: Facts, node: ast.expr, size: ast.expr) -> tuple[ast.expr, ast.expr] | None:
@@ -488,11 +505,13 @@ def _reads(facts: Facts, train: TrainLoop, found: Division, name: str) -> tuple[
     source = facts.program.source
     function = facts.function(found.backward.call)
     divider = found.statement or source.statement(found.whole)
+    above = source.parents[divider]
+    divider = above if isinstance(above, ast.If) and above not in set(source.ancestors(found.backward.call)) else divider
     nodes = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
     stores = [source.statement(n) for n in nodes if isinstance(n.ctx, ast.Store)]
     inside = [s for s in stores if any(p is train.loop for p in source.ancestors(s))]
     first = min((s.lineno for s in inside), default=divider.lineno)
-    later = sorted((s for s in stores if s.lineno > divider.lineno), key=lambda s: s.lineno)
+    later = sorted((s for s in stores if s.lineno > divider.lineno and s is not found.statement), key=lambda s: s.lineno)
     stop = later[0].lineno if later else 10**9
     if later and source.block(later[0]) is not source.block(divider) and any(p is train.loop for p in source.ancestors(later[0])):
         return Problem(later[0], "division", f"`{name}` is set again under a condition")

@@ -37,6 +37,9 @@ class Calls(Expressions):
         args: list[Value] = []
         for arg in node.args:
             value = self.eval(arg, scope)
+            if isinstance(arg, ast.Starred) and len(value.objs) == 1 and (parts := self._spread(value)):
+                args += parts
+                continue
             args.append(self.element(value, arg) if isinstance(arg, ast.Starred) else value)
             if isinstance(arg, ast.Starred):
                 args += [args[-1]] * 5  # as many positional arguments as there may be
@@ -378,6 +381,15 @@ class Calls(Expressions):
                 self.put((made, index), value)
             self._given(node, args, keywords, obj)
             return every[0] if len(every) == 1 else Value(frozenset((made,)), frozenset())
+        if names.HAND_WRAPPER.match(path):
+            wrapped = first if args else keywords.get("module", NOTHING)
+            for o in wrapped.objs:  # prepare wraps it instead: the wrapper is passed over
+                self.use(o.inner, "wrapped", node)
+            return wrapped.marked(marks) if wrapped.objs else self._made(obj, node, args, keywords, marks)
+        if names.SPAWN.match(path) and isinstance(node, ast.Call) and (workers := self._workers(first)):
+            rank = self._made(obj, node, [], {}, frozenset())
+            given = keywords.get("args", args[1] if len(args) > 1 else NOTHING)
+            return join_all([self.invoke(worker, node, [rank, *self._handed(worker, self._spread(given))], {}) for worker in workers])
         if names.TRANSPARENT.match(path):
             wrapper = self._made(obj, node, args, keywords, marks)
             for o in first.objs:
@@ -395,6 +407,26 @@ class Calls(Expressions):
             self.makings.add(twin)
             marks = marks | {twin}
         return self._made(obj, node, args, keywords, marks)
+
+    def _workers(self, value: Value) -> list[Obj]:
+        """The script's functions that a call starts as processes, if it can start nothing else."""
+        found = [o for o in value.objs if o.kind == "function" and isinstance(o.site, FUNCTIONS)]
+        return found if len(found) == len(value.objs) else []
+
+    def _handed(self, worker: Obj, values: list[Value]) -> list[Value]:
+        """What a started process is given: a written number may be that of the processes, which its use tells."""
+        arguments = worker.site.args.args[1:]  # type: ignore[union-attr]
+        return [
+            value.join(self.world.value("param", arg.arg, None, worker.site)) if all(o.kind == "const" for o in value.objs) else value
+            for arg, value in zip(arguments, values, strict=False)
+        ]
+
+    def _spread(self, value: Value) -> list[Value]:
+        """The elements of a written tuple, one value each."""
+        for obj in value.objs:
+            if obj.kind == "tuple" and isinstance(obj.site, ast.Tuple):
+                return [self.store.get((obj, index), NOTHING) for index in range(len(obj.site.elts))]
+        return []
 
     def _method(self, obj: Obj, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
         base, name = obj.base, str(obj.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from script2accel.analysis.distribution import proves_main
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING
 from script2accel.knowledge import torch as names
@@ -38,9 +39,15 @@ def guarded(facts: Facts, node: ast.AST, _known: dict[ast.AST, bool] | None = No
     """Whether only the main process comes to a place."""
     child = node
     for parent in facts.source.ancestors(node):
-        if isinstance(parent, ast.If) and child in parent.body and "is_main_process" in ast.unparse(parent.test) and not _negated(parent.test):
+        if isinstance(parent, ast.If) and (
+            (child in parent.body and proves_main(facts, parent.test)) or (child in parent.orelse and proves_main(facts, parent.test, value=False))
+        ):
             return True
-        if isinstance(parent, ast.IfExp) and child is parent.body and "is_main_process" in ast.unparse(parent.test):
+        if isinstance(parent, ast.IfExp) and (
+            (child is parent.body and proves_main(facts, parent.test)) or (child is parent.orelse and proves_main(facts, parent.test, value=False))
+        ):
+            return True
+        if isinstance(child, ast.stmt) and _left_to_main(facts, child):
             return True
         if isinstance(parent, FUNCTIONS):
             if any("on_main_process" in ast.unparse(d) or "on_local_main_process" in ast.unparse(d) for d in parent.decorator_list):
@@ -55,8 +62,26 @@ def guarded(facts: Facts, node: ast.AST, _known: dict[ast.AST, bool] | None = No
     return False
 
 
-def _negated(test: ast.expr) -> bool:
-    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+def _left_to_main(facts: Facts, statement: ast.stmt) -> bool:
+    """Whether the other processes have left the block in front of a statement: `if rank != 0: return`."""
+    known: dict[ast.stmt, bool] = facts.program.__dict__.setdefault("left_to_main", {})
+    if statement not in known:
+        known[statement] = _leaves_to_main(facts, statement)
+    return known[statement]
+
+
+def _leaves_to_main(facts: Facts, statement: ast.stmt) -> bool:
+    for above in facts.source.block(statement):
+        if above is statement:
+            return False
+        if (
+            isinstance(above, ast.If)
+            and not above.orelse
+            and isinstance(above.body[-1], (ast.Return, ast.Continue))
+            and proves_main(facts, above.test, value=False)
+        ):
+            return True
+    return False
 
 
 def runs_layers(facts: Facts, node: ast.Attribute) -> bool:

@@ -97,7 +97,7 @@ def names_device(facts: Facts, node: ast.expr) -> bool:
             and (isinstance(node.value, int) or DEVICE_TEXT.match(node.value) is not None)
         )
     value = facts.machine.at.get(node, NOTHING)
-    if facts.roles.of_value(value) == "device":
+    if facts.roles.of_value(value) in ("device", "rank"):
         return True
     if chooses_device(facts, node, True):
         return True
@@ -119,6 +119,8 @@ def names_device(facts: Facts, node: ast.expr) -> bool:
 
 def fixed_device(facts: Facts, node: ast.expr) -> bool:
     """Whether a device is written here, rather than read from a variable that the conversion redefines."""
+    if facts.roles.of_node(node) == "rank":  # a number of a process is no device on a second machine, nor without GPUs
+        return True
     if isinstance(node, (ast.Name, ast.Attribute)) and _from_import_time(facts, node):
         return True
     if isinstance(node, ast.Name):
@@ -235,3 +237,28 @@ def _placed(facts: Facts, obj: Obj) -> bool:
             return all(_placed(facts, o) for o in inner)
         else:
             return False
+
+
+def _keeps(path: str) -> bool:
+    """Whether a library's function runs a model that it is given, or copies it where it lies."""
+    foreign = "." in path and path.partition(".")[0] not in ("torch", "copy", "transformers")
+    return path == "copy.deepcopy" or names.EMA.match(path) is not None or foreign
+
+
+def runs_before(facts: Facts, model: Obj) -> bool:
+    """Whether a model runs, or goes to a library that may run it, before it is prepared."""
+    for what, node in facts.machine.uses.get(model, ()):
+        if what == "call" and not facts.in_module(node):
+            return True
+        if what.startswith(".") and what[1:] not in names.MODULE_API | names.MODULE_NAMED and isinstance(node, ast.Call) and _raw(facts, node):
+            return True
+        if what == "given" and isinstance(node, ast.Call) and _keeps(facts.path(node)):
+            return facts.roles.of_node(node) not in ("optimizer", "scheduler")
+    return False
+
+
+def _raw(facts: Facts, call: ast.Call) -> bool:
+    """Whether the model whose method is called has not been prepared, nor unwrapped again."""
+    if not isinstance(call.func, ast.Attribute) or facts.in_module(call) or "unwrap_model" in facts.source.segment(call.func):
+        return False
+    return any(o.kind != "prepared" and facts.roles.of(o) == "model" for o in facts.machine.at[call.func.value].objs)

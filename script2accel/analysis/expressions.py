@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from script2accel.analysis.program import Program
 from script2accel.analysis.values import NOTHING, Obj, Value, World, join_all
-from script2accel.knowledge.torch import PROGRESS_ITERABLE
+from script2accel.knowledge.torch import DISTRIBUTED_SAMPLER, PROGRESS_ITERABLE
 from script2accel.source import Source
 
 Key = tuple[object, object]
@@ -46,6 +46,7 @@ class Expressions:
         self.escapes: dict[ast.AST, list[ast.AST]] = {}
         self.order: dict[ast.stmt, int] = {}
         self.guard: frozenset[ast.AST] = frozenset()
+        self.rehearsed = False
         self.steps = 0
         self._stack: list[ast.AST] = []
         self.phase = ""
@@ -249,7 +250,8 @@ class Expressions:
                 return self._of_class(obj, found)
         if obj.kind == "prepared" and obj.base is not None:
             if name == "module":
-                return Value(frozenset((obj.base,)), frozenset())
+                by_hand = bool(self.used(obj.inner, "wrapped"))  # the access goes together with the wrapper
+                return Value(frozenset((obj if by_hand else obj.base,)), frozenset())
             self.use(obj, "attr:" + name, node)
             below = self.member(obj.base, name, node)
             if any(o.kind != "attr" for o in below.objs):
@@ -449,7 +451,7 @@ class Expressions:
         for generator in node.generators:
             source = self.eval(generator.iter, scope)
             self.iterated(source, generator)
-            marks |= source.marks
+            marks |= source.marks - self.makings
             phases = self.phases(generator.iter)
             if (
                 isinstance(node, ast.DictComp)
@@ -572,7 +574,9 @@ class Expressions:
 
     def sharded(self, obj: Obj) -> bool:
         """Whether an object gives each rank data of its own."""
-        return obj.kind == "prepared"
+        return obj.kind == "prepared" or (
+            not self.rehearsed and any(DISTRIBUTED_SAMPLER.match(o.path) for o in obj.keywords.get("sampler", NOTHING).objs)
+        )
 
     def part(self, value: Value, index: int, count: int, node: ast.AST, marks: frozenset[ast.AST]) -> Value:
         """Element `index` of a value that is unpacked into `count` targets."""
@@ -605,7 +609,7 @@ class Expressions:
                 left=ast.Name() as name, ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=wanted)]
             ) if self.phase:
                 now = self.known(name)
-                if now is not None:
+                if now is not None and (now.kind == "const" or wanted is None or isinstance(wanted, str)):  # a rank may well be 0
                     same = now.kind == "const" and now.name == wanted and type(now.name) is type(wanted)
                     return same if isinstance(op, (ast.Eq, ast.Is)) else not same
             case ast.Name() if self.phase:

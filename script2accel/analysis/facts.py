@@ -125,6 +125,17 @@ class Facts:
         """The objects of a role whose method is called."""
         return self.objects(call.func.value, role) if isinstance(call.func, ast.Attribute) else ()
 
+    @cached_property
+    def assigned(self) -> dict[str, list[ast.expr]]:
+        """What is assigned to each name or attribute, by its text, anywhere in the file."""
+        table: dict[str, list[ast.expr]] = {}
+        for node in self.source.nodes:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    if isinstance(target, (ast.Name, ast.Attribute)):
+                        table.setdefault(ast.unparse(target), []).append(node.value)
+        return table
+
     # structure -------------------------------------------------------------------------------------------
 
     def function(self, node: ast.AST) -> Function:
@@ -195,8 +206,10 @@ class Facts:
         """The statements of a block in which a node runs: in its text, or in a function that it calls."""
         key = (id(block), node)
         if key not in self._found:
-            index = self._index.setdefault(id(block), {statement: i for i, statement in enumerate(block)})
-            self._blocks[id(block)] = block  # the key is an id: keep the block alive
+            if id(block) not in self._index:
+                self._index[id(block)] = {statement: i for i, statement in enumerate(block)}
+                self._blocks[id(block)] = block  # the key is an id: keep the block alive
+            index = self._index[id(block)]
             child = node
             found: frozenset[int] | None = None
             for parent in (node, *self.source.ancestors(node)):

@@ -27,6 +27,7 @@ class Machine(Calls):
     ) -> None:
         super().__init__(source)
         self.before, self.behind = before or {}, behind or {}
+        self.rehearsed = before is not None
         self.rerun = 0
         self._runners: dict[type[ast.stmt], Callable[..., bool]] = {}
 

@@ -67,6 +67,8 @@ class Origins:
     def _leaf(self, leaf: ast.expr, depth: int) -> Origin:
         names, root = _chain(leaf)
         scope = self.facts.source.function(leaf)
+        if isinstance(leaf, ast.Subscript):
+            return self._keyword(leaf, root, depth)
         if isinstance(scope, FUNCTIONS) and names and self._is_self(scope, root):
             return self._attribute(leaf, scope, names, depth)
         owner = self.facts.machine.owner(self.facts.source.scope(leaf), root.id)
@@ -85,6 +87,15 @@ class Origins:
         rest = "".join(f".{name}" for name in names)
         simple = inner.text.replace(".", "").replace("_", "").isalnum()
         return Origin((inner.text if simple or not rest else f"({inner.text})") + rest, inner.behind)
+
+    def _keyword(self, leaf: ast.Subscript, root: ast.Name, depth: int) -> Origin:
+        """`kwargs["name"]`: what the caller gives under that name; of any other dict, its item."""
+        owner = self.facts.machine.owner(self.facts.source.scope(leaf), root.id)
+        if isinstance(owner, FUNCTIONS) and owner is not self.home and owner.args.kwarg is not None and owner.args.kwarg.arg == root.id:
+            assert isinstance(leaf.slice, ast.Constant)
+            return self._given(leaf, owner, str(leaf.slice.value), depth)
+        inner = self._leaf(root, depth)
+        return Origin(f"{inner.text}[{self.facts.source.segment(leaf.slice)}]", inner.behind)
 
     def _imported(self, owner: ast.Module, name: str) -> bool:
         """Whether a name of another file is an import of a library that the home's file imports under the same name."""
@@ -149,21 +160,24 @@ class Origins:
         cls = self.facts.source.scope(scope)
         assert isinstance(cls, ast.ClassDef)
         text = self.facts.source.segment(leaf)
-        written = []
-        for node in ast.walk(cls):
-            if isinstance(node, ast.Attribute) and node.attr == names[0] and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
-                written.append(node)
-        statement = self.facts.source.statement(written[0]) if len(written) == 1 else None
-        if (
-            not isinstance(statement, ast.Assign)
-            or statement.targets != [written[0]]
-            or getattr(self.facts.source.scope(statement), "name", "") != "__init__"
-        ):
+        stores = [n for n in ast.walk(cls) if isinstance(n, ast.Attribute) and n.attr == names[0] and isinstance(n.ctx, ast.Store) and _rooted(n)]
+        made = [self.facts.source.statement(n) for n in stores if getattr(self.facts.source.scope(n), "name", "") == "__init__"]
+        statement = made[0] if len(made) == 1 else None
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or statement.targets[0] not in stores:
             raise NotKnownError(leaf, f"`{text}` isn't set once, in `__init__`")
+        if len(stores) > 1 and not self._still(leaf, statement.value):
+            raise NotKnownError(leaf, f"`{text}` is set again after `__init__`")
         if not plain(statement.value):
             raise NotKnownError(leaf, f"`{text}` is computed in `__init__`")
         inner = self._grouped(statement.value, depth)
         return Origin(inner.text + "".join(f".{name}" for name in names[1:]), inner.behind)
+
+    def _still(self, leaf: ast.expr, value: ast.expr) -> bool:
+        """Whether, where it is read, an attribute holds what `__init__` gave it: another method that sets it runs later."""
+        while isinstance(leaf, ast.Attribute) and isinstance(leaf.value, ast.Attribute):
+            leaf = leaf.value
+        here, there = self.facts.machine.at.get(leaf), self.facts.machine.at.get(value)
+        return here is not None and there is not None and bool(here.objs) and here.objs == there.objs
 
 
 def plain(node: ast.expr) -> bool:
@@ -212,7 +226,9 @@ def _leaves(node: ast.expr) -> list[ast.expr]:
     found: list[ast.expr] = []
 
     def walk(inner: ast.AST) -> None:
-        if isinstance(inner, ast.Name) or (isinstance(inner, ast.Attribute) and _rooted(inner)):
+        item = isinstance(inner, ast.Subscript) and isinstance(inner.value, ast.Name) and isinstance(inner.slice, ast.Constant)
+        if item or isinstance(inner, ast.Name) or (isinstance(inner, ast.Attribute) and _rooted(inner)):
+            assert isinstance(inner, ast.expr)
             found.append(inner)
             return
         for child in ast.iter_child_nodes(inner):
@@ -230,6 +246,8 @@ def _rooted(node: ast.expr) -> bool:
 
 def _chain(leaf: ast.expr) -> tuple[list[str], ast.Name]:
     names: list[str] = []
+    if isinstance(leaf, ast.Subscript):
+        leaf = leaf.value
     while isinstance(leaf, ast.Attribute):
         names.insert(0, leaf.attr)
         leaf = leaf.value

@@ -29,6 +29,7 @@ CONSTRUCTORS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("device", re.compile(r"^torch\.device$|^torch\.accelerator\.current_accelerator$"), "made by `{path}`"),
     ("rank", re.compile(r"^torch\.distributed\.(get_rank|get_node_local_rank)$"), "given by `{path}`"),
     ("world size", re.compile(r"^torch\.distributed\.get_world_size$"), "given by `{path}`"),
+    ("rank", names.SPAWN, "`torch.multiprocessing.spawn` gives it"),
     ("accelerator", re.compile(r"^accelerate\.(accelerator\.)?Accelerator$"), "made by `{path}`"),
     ("loss", names.LOSS_FUNCTION, "computed by `{path}`"),
 )
@@ -239,6 +240,8 @@ class Roles:
     def _attribute_of(self, obj: Obj, base: Obj) -> tuple[str, tuple[Evidence, ...]]:
         """An attribute of something that isn't the script's."""
         line = _line(obj)
+        if obj.name in _PLACE and self.of(base) == "accelerator":
+            return _PLACE[str(obj.name)], (Evidence(line, f"the accelerator's {obj.name}"),)
         if obj.name == "device" and (self.of(base) in ("accelerator", "model", "batch", "output", "loss") or self.parameters_of([_only(base)])):
             return "device", (Evidence(line, f"where the {self.of(base) or 'parameter'} is"),)
         if self.of(base) == "output" and obj.name not in names.TENSOR_FACTS and not self.machine.used(base, f".{obj.name}"):
@@ -652,6 +655,7 @@ class Roles:
 _NEVER = 1 << 30
 _MOST_TERMS = 256
 _NOTHING: frozenset[str] = frozenset()
+_PLACE = {"process_index": "rank", "local_process_index": "rank", "num_processes": "world size"}
 _SAME_ROLE = {
     "int": ("rank", "world size"),
     "float": ("rank", "world size"),

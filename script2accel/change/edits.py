@@ -222,8 +222,13 @@ def drop_parameter(source: Source, function: ast.FunctionDef | ast.AsyncFunction
 
 
 def ensure_import(source: Source, module: str, name: str) -> tuple[Edit, ...]:
-    """`from module import name`, behind the last import of the file's head; nothing where it stands already."""
+    """`from module import name`, behind the last import of the file's head; nothing where it stands already.
+
+    Raises CannotEditError when the name is something else in the file.
+    """
     head = import_head(source)
+    if module and taken(source, module, name):
+        raise CannotEditError(taken(source, module, name), f"`{name}` is something else in this file")  # type: ignore[arg-type]
     for statement in head:
         if not isinstance(statement, ast.ImportFrom) or statement.module != module or statement.level:
             continue
@@ -249,6 +254,20 @@ def ensure_import(source: Source, module: str, name: str) -> tuple[Edit, ...]:
         if body and _starts_line(source, body[0])
         else (Splice(0, 0, code + source.newline),)
     )
+
+
+def taken(source: Source, module: str, name: str) -> ast.AST | None:
+    """What, other than an import of it from the module, gives a name another meaning in a file."""
+    for node in source.nodes:
+        match node:
+            case ast.FunctionDef(name=own) | ast.AsyncFunctionDef(name=own) | ast.ClassDef(name=own) if own == name:
+                return node
+            case ast.Name(id=own, ctx=ast.Store()) if own == name:
+                return node
+            case ast.ImportFrom(module=other, names=aliases) if other != module and not (other or "").startswith("accelerate"):
+                if any((alias.asname or alias.name) == name for alias in aliases):
+                    return node
+    return None
 
 
 def import_head(source: Source) -> list[ast.stmt]:

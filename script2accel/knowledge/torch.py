@@ -75,6 +75,11 @@ DDP = re.compile(
     r"|torch\.distributed\.fsdp\.\w*FullyShardedDataParallel)$"
 )
 DATA_PARALLEL = re.compile(r"^torch\.nn\.(parallel\.(data_parallel\.)?)?(DataParallel|data_parallel)$")
+HAND_WRAPPER = re.compile(
+    r"^(torch\.nn\.(parallel\.(\w+\.)?)?DataParallel|torch\.nn\.parallel\.(distributed\.)?DistributedDataParallel(CPU)?|apex\.parallel\.DistributedDataParallel)$"
+)
+DISTRIBUTED_SAMPLER = re.compile(r"^torch\.utils\.data\.(distributed\.)?DistributedSampler$")
+GROUP_CALL = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?(\w+)$")
 TAKES_RANK = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?init_process_group$|^torch\.utils\.data\.(distributed\.)?DistributedSampler$")
 SPAWN = re.compile(r"^torch\.multiprocessing\.(spawn\.)?spawn$")
 DISTRIBUTED = re.compile(

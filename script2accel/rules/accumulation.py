@@ -414,7 +414,9 @@ class _Conversion(_Loop):
     def _undivide(self, found: Division) -> None:
         source = self.source
         if found.statement is not None:
-            self.edits.append(remove_statement(source, found.statement))
+            above = source.parents[found.statement]  # `if k > 1:` goes with the division
+            conditional = isinstance(above, ast.If) and above not in set(source.ancestors(found.backward.call))
+            self.edits.append(remove_statement(source, above if conditional and isinstance(above, ast.If) else found.statement))
         else:
             start, end = source.outer(found.whole)
             inner_start, inner_end = source.outer(found.part)

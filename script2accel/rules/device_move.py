@@ -9,17 +9,17 @@ Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#trainin
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterator
 
-from script2accel.analysis.devices import Move, fixed_device, from_prepared_loader, moves
+from script2accel.analysis.devices import Move, fixed_device, moves
+from script2accel.analysis.distribution import wrappers
 from script2accel.analysis.facts import View
-from script2accel.analysis.values import Obj
+from script2accel.analysis.residue import nothing_left
 from script2accel.change.edits import merge, remove_statement, replace_range
 from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
-from script2accel.knowledge.torch import CUDA_QUERY, EMA, MODULE_API, MODULE_NAMED
+from script2accel.knowledge.torch import CUDA_QUERY
 
 CODE, NAME = "S2A102", "device-move"
 NOWHERE = Message(
@@ -34,7 +34,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     source = facts.source
     dropped: list[Move] = []
     for move in moves(facts):
-        if _placed_by_accelerate(facts, decisions, move):
+        if decisions.places(move):
             dropped.append(move)
         elif _is_cpu(move):
             continue
@@ -56,43 +56,6 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     yield from _drop(facts, decisions, dropped)
 
 
-def _placed_by_accelerate(facts: View, decisions: Decisions, move: Move) -> bool:
-    if facts.in_module(move.call):
-        return False
-    models = [*facts.roles.objects(move.receiver, "model"), *facts.roles.objects(move.receiver, "criterion")]
-    if models and all(decisions.is_prepared(m) for m in models) and len(models) == len(facts.machine.at[move.receiver].objs):
-        return not any(_runs_before(facts, m.inner) for m in models)
-    return from_prepared_loader(facts, move.receiver)
-
-
-def _keeps(path: str) -> bool:
-    """Whether a library's function runs a model that it is given, or copies it where it lies."""
-    return path == "copy.deepcopy" or EMA.match(path) is not None or ("." in path and path.partition(".")[0] not in ("torch", "copy", "transformers"))
-
-
-def _runs_before(facts: View, model: Obj) -> bool:
-    """Whether the model runs, or goes to a library that may run it, before it is prepared."""
-    for what, node in facts.machine.uses.get(model, ()):
-        if what == "call" and not facts.in_module(node):
-            return True
-        if what.startswith(".") and what[1:] not in MODULE_API | MODULE_NAMED and isinstance(node, ast.Call) and _raw(facts, node):
-            return True
-        if (
-            what == "given"
-            and isinstance(node, ast.Call)
-            and _keeps(facts.path(node))
-        ):
-            return facts.roles.of_node(node) not in ("optimizer", "scheduler")
-    return False
-
-
-def _raw(facts: View, call: ast.Call) -> bool:
-    """Whether the model whose method is called has not been prepared, nor unwrapped again."""
-    if not isinstance(call.func, ast.Attribute) or facts.in_module(call) or "unwrap_model" in facts.source.segment(call.func):
-        return False
-    return any(o.kind != "prepared" and facts.roles.of(o) == "model" for o in facts.machine.at[call.func.value].objs)
-
-
 def _is_cpu(move: Move) -> bool:
     match move.device:
         case ast.Constant(value="cpu"):
@@ -110,6 +73,7 @@ def _drop(facts: View, decisions: Decisions, dropped: list[Move]) -> Iterator[Ch
             decisions.loader_arguments["non_blocking"] = "True"
         by_statement.setdefault(source.statement(move.call), []).append(move)
     gone = {statement for statement, found in by_statement.items() if _nothing_left(facts, statement, found)}
+    decisions.gone |= gone
     blocks = _empty_blocks(facts, gone)
     for block in blocks:
         inner = [s for s in gone if any(p is block for p in source.ancestors(s))]
@@ -132,55 +96,10 @@ def _cut(facts: View, move: Move) -> tuple[Edit, ...]:
     return replace_range(facts.source.dot(move.call.func), facts.source.end(move.call), rest)  # type: ignore[arg-type]
 
 
-class _Bare(ast.NodeTransformer):
-    """The statement as it reads without the moves."""
-
-    def __init__(self, calls: set[int]) -> None:
-        self.calls = calls
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        return node.func.value if getattr(node, "_place", None) in self.calls and isinstance(node.func, ast.Attribute) else node
-
-
 def _nothing_left(facts: View, statement: ast.stmt, found: list[Move]) -> bool:
-    """Whether the statement only moved things: `x = x.to(device)`, `model.cuda()`, `a, b = a.to(d), b.to(d)`."""
-    if any(move.rest for move in found):
-        return False
-    twin_statement = copy.deepcopy(statement)
-    originals, copies = [n for n in ast.walk(statement) if isinstance(n, ast.Call)], [n for n in ast.walk(twin_statement) if isinstance(n, ast.Call)]
-    wanted = {id(move.call) for move in found}
-    for original, twin in zip(originals, copies, strict=True):
-        twin._place = id(original)  # type: ignore[attr-defined]
-    bare = _Bare(wanted).visit(twin_statement)
-    match bare:
-        case ast.Expr(value=ast.Name() | ast.Attribute()):
-            return True
-        case ast.Assign(targets=[target], value=value):
-            if ast.unparse(target) == ast.unparse(value):
-                return True
-            return _same_container(target, value)
-    return False
-
-
-def _same_container(target: ast.expr, value: ast.expr) -> bool:
-    """`batch = {k: v for k, v in batch.items()}`, `batch = [t for t in batch]`, `batch = tuple(t for t in batch)`."""
-    name = ast.unparse(target)
-    match value:
-        case ast.DictComp(
-            key=ast.Name(id=k),
-            value=ast.Name(id=v),
-            generators=[ast.comprehension(target=ast.Tuple(elts=[ast.Name(id=k2), ast.Name(id=v2)]), iter=items, ifs=[])],
-        ):
-            return (k, v) == (k2, v2) and ast.unparse(items) == f"{name}.items()"
-        case ast.ListComp(elt=ast.Name(id=e), generators=[ast.comprehension(target=ast.Name(id=e2), iter=items, ifs=[])]):
-            return e == e2 and ast.unparse(items) == name
-        case ast.Call(
-            func=ast.Name(id="tuple" | "list"),
-            args=[ast.GeneratorExp(elt=ast.Name(id=e), generators=[ast.comprehension(target=ast.Name(id=e2), iter=items, ifs=[])])],
-        ):
-            return e == e2 and ast.unparse(items) == name
-    return False
+    return not any(move.rest for move in found) and nothing_left(
+        statement, [move.call for move in found], [c for c in wrappers(facts) if c in ast.walk(statement)]
+    )
 
 
 def _empty_blocks(facts: View, gone: set[ast.stmt]) -> list[ast.If]:

@@ -24,6 +24,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for statement in facts.source.nodes:
         if isinstance(statement, (ast.Expr, ast.Assign)) and _chooses(facts, statement):
             edits = remove_statement(facts.source, statement)
+            decisions.gone.add(statement)
             yield Change(
                 CODE, NAME, "the launcher gives each process its GPU", statement.lineno, edits, needs=frozenset({"accelerator"}), source="R02"
             )

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import loads_state
-from script2accel.analysis.devices import fixed_device, from_prepared_loader, names_device
+from script2accel.analysis.devices import fixed_device, from_prepared_loader, moves, names_device
 from script2accel.analysis.facts import View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import merge, replace, replace_range, wrap_expression
@@ -56,7 +56,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 
 def _left_behind(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     """Tensors of a script that knows no device: made in a loop, they meet the prepared model on another one."""
-    if not decisions.plan.prepares:
+    if not decisions.plan.prepares or moves(facts.program):
         return
     machine = facts.machine
     met = {mark for f in facts.program.forwards for a in (*f.call.args, *(k.value for k in f.call.keywords)) for mark in machine.made_into(a)}

@@ -1,8 +1,9 @@
-"""Refuse hand-rolled distribution.
+"""Refuse hand-made distribution that has no counterpart.
 
-`DistributedDataParallel`, `DataParallel`, `DistributedSampler`, process groups, `mp.spawn` and ranks read from the environment shard and
-wrap a second time beside prepare. They are recognised and, for now, left to a person.
-Left alone: none of it in the script.
+Sharded models, process groups of some ranks, sends and receives, communication hooks, processes that the script starts itself,
+data that it cuts by its rank, and other libraries for distribution: beside prepare they'd shard or average a second time. They are
+recognised and left to a person.
+Left alone: what other rules convert, and questions (`is_initialized`).
 Source: https://huggingface.co/docs/accelerate/concept_guides/gradient_synchronization
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from script2accel.analysis.distribution import group_call, is_rank, wrapped
 from script2accel.analysis.facts import View
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -21,65 +23,89 @@ CODE, NAME = "S2A501", "hand-made-distribution"
 GROUP = Message(
     "S2A511",
     Severity.ERROR,
-    "`{text}`: this script distributes itself; beside Accelerate its data would be sharded and its model wrapped twice",
-    "take the hand-made distribution out (process group, DistributedDataParallel, DistributedSampler, ranks), so that one process trains, "
-    "and convert again",
+    "`{text}`: this part of the script's own distribution has no counterpart in Accelerate that is the same",
+    "take it out or write it with the accelerator by hand, and convert again",
 )
 DATA_PARALLEL = Message(
     "S2A512",
     Severity.ERROR,
     "`{text}` splits batches over GPUs inside one process; prepare can't wrap such a model",
-    "take DataParallel out (and `.module` with it), and convert again",
+    "call the model itself, and convert again",
 )
-RANK = Message(
+SHARES = Message(
     "S2A513",
     Severity.ERROR,
-    "`{text}` is read from the environment: the script decides by its own rank",
-    "use `accelerator.process_index`, `accelerator.local_process_index` or `accelerator.num_processes`",
+    "`{text}` cuts out this rank's share of the data by hand; prepare would deal out the rest once more",
+    "give the loader the whole dataset, and convert again",
 )
-SAMPLER = Message(
+HOOK = Message(
     "S2A514",
     Severity.ERROR,
-    "`{text}` shards the data a second time: half of it would never be seen (measured)",
-    "take it out; give its shuffle and drop_last to the DataLoader",
+    "`{text}` changes how gradients travel between processes, on a wrapper that is taken out",
+    "give `DistributedDataParallelKwargs(comm_hook=...)` to the accelerator by hand",
 )
-ENVIRONMENT = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK"}
+HANDLED = frozenset(
+    {
+        *("init_process_group", "destroy_process_group", "barrier", "monitored_barrier", "get_rank", "get_world_size", "get_node_local_rank"),
+        *("all_reduce", "reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list"),
+        *("is_available", "is_initialized", "is_nccl_available", "is_gloo_available", "is_mpi_available", "is_torchelastic_launched"),
+        "is_backend_available",
+    }
+)
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for call in facts.calls:
         for path in facts.any_path(call):
-            message = _message(path)
+            message = _message(facts, call, path)
             if message is not None:
                 yield message.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.func))
                 break
-    for node in facts.source.nodes:
-        name = _environment(node)
-        if name is not None:
-            yield RANK.at(node.lineno, node.col_offset + 1, text=name)  # type: ignore[attr-defined]
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "register_comm_hook" and facts.receiver(call, "model"):
+            yield HOOK.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.func))
+    yield from _shares(facts)
 
 
-def _message(path: str) -> Message | None:
+def _message(facts: View, call: ast.Call, path: str) -> Message | None:
+    if names.HAND_WRAPPER.match(path):
+        return GROUP if wrapped(call) is None else None
     if names.DATA_PARALLEL.match(path):
         return DATA_PARALLEL
-    if path.endswith("DistributedSampler") and path.startswith("torch."):
-        return SAMPLER
+    if names.SPAWN.match(path) or names.DISTRIBUTED_SAMPLER.match(path):
+        return None
     if names.DDP.match(path) or (names.DISTRIBUTED.match(path) and not path.startswith("apex.amp")):
-        return None if path.endswith((".is_available", ".is_initialized")) else GROUP
+        return None if path.startswith("torch.distributed.") and (group_call(facts, call) or path.rsplit(".", 1)[-1]) in HANDLED else GROUP
     return None
 
 
-def _environment(node: ast.AST) -> str | None:
-    match node:
-        case ast.Subscript(value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str(name)), ctx=ast.Load()) if name in ENVIRONMENT:
-            return name
-        case ast.Call(func=ast.Attribute(attr="get", value=ast.Attribute(attr="environ")), args=[ast.Constant(value=str(name)), *_]) if (
-            name in ENVIRONMENT
+def _shares(facts: View) -> Iterator[Diagnostic]:
+    """Data cut by the rank: `indices[rank::world_size]`, `Partition(data, rank)`, `Subset(data, range(rank, n, world))`."""
+    for node in facts.source.nodes:
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Slice):
+            if any(part is not None and _from_rank(facts, part) for part in (node.slice.lower, node.slice.upper)):
+                yield SHARES.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
+        elif isinstance(node, ast.Call) and node.func in facts.machine.at and facts.roles.of_node(node) in ("dataset", "loader", "sampler"):
+            if names.DISTRIBUTED_SAMPLER.match(facts.path(node)):
+                continue
+            for arg in (*node.args, *(k.value for k in node.keywords)):
+                if _from_rank(facts, arg):
+                    yield SHARES.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node.func))
+                    break
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("use", "shard")
+            and any(_from_rank(facts, a) for a in (*node.args, *(k.value for k in node.keywords)))
         ):
-            return name
-        case ast.Call(func=ast.Attribute(attr="getenv"), args=[ast.Constant(value=str(name)), *_]) if name in ENVIRONMENT:
-            return name
-    return None
+            yield SHARES.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node.func))
+
+
+def _from_rank(facts: View, node: ast.expr) -> bool:
+    """Whether an expression is computed from this process's number (which a device isn't)."""
+    for inner in ast.walk(node):
+        if isinstance(inner, (ast.Name, ast.Attribute, ast.Call)) and inner in facts.machine.at and is_rank(facts, inner):
+            return True
+    return False
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
@@ -89,12 +115,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch.nn.parallel import DistributedDataParallel
 
-dist.init_process_group("gloo")
 data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
 loader = DataLoader(data, batch_size=16, shuffle=True)
-model = DistributedDataParallel(nn.Linear(8, 2))
+model = nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 for x, y in loader:
@@ -102,6 +126,7 @@ for x, y in loader:
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()
+group = dist.new_group([0, 1])
 """,
         "S2A511",
     ),
@@ -113,12 +138,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
 loader = DataLoader(data, batch_size=16, shuffle=True)
-model = nn.DataParallel(nn.Linear(8, 2))
+model = nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 for x, y in loader:
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
+    loss = nn.functional.cross_entropy(nn.parallel.data_parallel(model, x), y)
     loss.backward()
     optimizer.step()
 """,
@@ -126,14 +151,14 @@ for x, y in loader:
     ),
     (
         """\
-import os
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-rank = int(os.environ.get("RANK", 0))
 data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
-loader = DataLoader(data, batch_size=16, shuffle=True)
+mine = data[dist.get_rank() :: dist.get_world_size()]
+loader = DataLoader(mine, batch_size=16, shuffle=True)
 model = nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -142,7 +167,6 @@ for x, y in loader:
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()
-print(rank)
 """,
         "S2A513",
     ),
@@ -151,13 +175,13 @@ print(rank)
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
-loader = DataLoader(data, batch_size=16, sampler=DistributedSampler(data))
-model = nn.Linear(8, 2)
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
+model.register_comm_hook(None, print)
 for x, y in loader:
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
@@ -182,7 +206,6 @@ for x, y in loader:
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()
-print(torch.distributed.is_available())
 """,
         None,
     ),

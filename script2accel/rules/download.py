@@ -37,7 +37,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             if not decisions.may_ask(call):
                 yield SHARED.at(call.lineno, call.col_offset + 1)
                 continue
-            if isinstance(statement, (ast.Assign, ast.Expr, ast.AnnAssign, ast.Return)):
+            later = any(isinstance(p, ast.Lambda) for p in facts.source.ancestors(call))
+            if isinstance(statement, (ast.Assign, ast.Expr, ast.AnnAssign, ast.Return)) and not later:
                 statements[statement] = None
             else:
                 yield SHARED.at(call.lineno, call.col_offset + 1)

@@ -57,6 +57,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
                 yield COLLECTIVE.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
             else:
                 statements[statement] = None
+    yield from _read_on_every_rank(facts, statements)
     for run in neighbours(facts.source, list(statements)):
         header = f"if {decisions.accelerator(run[0])}.is_main_process:"
         try:
@@ -68,6 +69,16 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
                 yield Change(CODE, NAME, REASON, run[0].lineno, edits, source="R30")
             else:
                 yield TANGLED.at(run[0].lineno, text=facts.source.segment(run[0])[:60])
+
+
+def _read_on_every_rank(facts: View, statements: dict[ast.stmt, None]) -> Iterator[Diagnostic]:
+    """Attributes of a tracker that are read outside of what will be guarded: on the other ranks there is no tracker."""
+    for node in facts.source.nodes:
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load) or node.value not in facts.machine.at:
+            continue
+        made = [o for o in facts.machine.at[node.value].objs if o.kind == "made" and names.WRITER.match(o.path)]
+        if made and facts.source.statement(node) not in statements and not guarded(facts, node):
+            yield TANGLED.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
 
 
 def _ignored(facts: View, call: ast.Call) -> bool:

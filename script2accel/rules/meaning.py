@@ -44,6 +44,8 @@ WHOLE = Message(
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if not decisions.plan.prepares:
         return
+    if decisions.options.mixed_precision == "fp16" and len(facts.program.optimizers) > 1:
+        yield SCALED.at(facts.optimizer_steps[0].call.lineno if facts.optimizer_steps else 0)
     for call in _sums(facts):
         yield SUM.at(call.lineno, call.col_offset + 1)
     layers = [c for c in facts.calls if names.BATCH_NORM.match(facts.path(c)) and not facts.path(c).endswith("SyncBatchNorm")]
@@ -94,6 +96,12 @@ def _whole_dataset(facts: View, node: ast.expr) -> bool:
     return False
 
 
+SCALED = Message(
+    "S2A255",
+    Severity.ERROR,
+    "`--mixed-precision fp16` with several optimizers: Accelerate's one gradient scaler unscales for the first that steps only, and the others go wrong (measured)",
+    "use bf16, which needs no scaler",
+)
 EXAMPLES: list[tuple[str, str | None]] = [
     (
         """\

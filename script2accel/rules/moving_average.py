@@ -22,7 +22,6 @@ CODE, NAME = "S2A210", "moving-average"
 SHARDED = Message("S2A220", Severity.NOTE, "this reads the whole weights: right under DDP, not under FSDP or ZeRO-3, whose ranks hold parts", "")
 
 
-
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for arg in sorted((a for a in facts.machine.plain if facts.source.root(a) is facts.source.tree), key=lambda a: a.lineno):  # type: ignore[attr-defined]
         if isinstance(arg, ast.Call):

@@ -13,6 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
+from script2accel.analysis.distribution import summed_by_hand
 from script2accel.analysis.facts import EvalLoop, View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.plan import Change
@@ -65,7 +66,12 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             yield OPTIMIZER.at(step.call.lineno, step.call.col_offset + 1, text=facts.source.segment(step.call))
     gathered = {g.loop.loop for g in decisions.plan.gathers}
     for evaluation in facts.eval_loops:
-        if evaluation.loop not in gathered and _reads_prepared(facts, evaluation) and not _agrees(facts, evaluation):
+        if (
+            evaluation.loop not in gathered
+            and _reads_prepared(facts, evaluation)
+            and not _agrees(facts, evaluation)
+            and not summed_by_hand(facts, evaluation.loop)
+        ):
             why = next((p.why for p in decisions.plan.every_rank if p.loop.loop is evaluation.loop), "no gather")
             yield ONE_RANK.at(evaluation.loop.lineno, evaluation.loop.col_offset + 1, why=why)
     for step in facts.scheduler_steps:

@@ -33,13 +33,16 @@ STATES = {
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    for draw in setup_draws(facts):
+    for draw in setup_draws(facts.program):
         what, call, statement = draw.what, draw.call, draw.statement
+        if facts.source.root(statement) is not facts.source.tree:
+            continue
+        text = f"`{facts.program.source.segment(call.func)}`"
         if seeded(facts.program, what) or not _matters(facts, decisions):
             continue
         module = _module_name(facts, what)
-        if module is None or facts.loops(statement) or facts.source.root(statement) is not facts.source.tree:
-            yield UNSEEDED.at(call.lineno, call.col_offset + 1, what=f"`{facts.source.segment(call.func)}`")
+        if module is None or facts.loops(statement):
+            yield UNSEEDED.at(statement.lineno, statement.col_offset + 1, what=text)
             continue
         code, name = STATES[what]
         decisions.accelerator(statement)
@@ -48,13 +51,13 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
                 [add_before(facts.source, statement, code.format(module=module), rank=-5), ensure_import(facts.source, "accelerate.utils", name)]
             )
         except CannotEditError:
-            yield UNSEEDED.at(call.lineno, call.col_offset + 1, what=f"`{facts.source.segment(call.func)}`")
+            yield UNSEEDED.at(statement.lineno, statement.col_offset + 1, what=text)
             continue
         yield Change(
             CODE,
             NAME,
             "drawn without a seed: every rank takes the first one's random state, so that all make the same data",
-            call.lineno,
+            statement.lineno,
             edits,
             source="R83",
         )

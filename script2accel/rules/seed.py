@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from script2accel.analysis.facts import View
 from script2accel.analysis.randomness import Seeding, loop_draws, seedings
-from script2accel.change.edits import CannotEditError, add_before, add_behind, ensure_import, merge, remove_statement, replace
+from script2accel.change.edits import CannotEditError, add_before, add_behind, ensure_import, merge, remove_statement, replace, taken
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -30,6 +30,8 @@ SAME_NOISE = Message(
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     found = seedings(facts)
+    if taken(facts.source, "accelerate.utils", "set_seed"):
+        return  # the script's own function seeds, alike on every rank
     for run in _runs(facts, found):
         first, *rest = run
         edits = [replace(facts.source, first.statement, f"set_seed({first.text})")]

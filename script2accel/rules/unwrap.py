@@ -12,7 +12,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.context import quiet, runs_layers
+from script2accel.analysis.context import guarded, quiet, runs_layers
+from script2accel.analysis.distribution import inside_wrapper, passes_wrapper
 from script2accel.analysis.facts import View
 from script2accel.change.edits import replace, wrap_expression
 from script2accel.change.plan import Change
@@ -45,6 +46,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         ) or facts.in_module(node):
             continue
         if isinstance(node.value, ast.Call):
+            continue
+        if passes_wrapper(facts, node):
             continue
         text = facts.source.segment(node)
         if node.attr == "require_backward_grad_sync":
@@ -85,10 +88,18 @@ def _trains(facts: View, node: ast.Attribute) -> bool:
 def _change(facts: View, decisions: Decisions, node: ast.Attribute) -> Change:
     accelerator = decisions.accelerator(node)
     call = facts.source.parents[node]
-    if node.attr == "state_dict" and isinstance(call, ast.Call) and call.func is node and not call.args and not call.keywords:
-        edits = replace(facts.source, call, f"{accelerator}.get_state_dict({facts.source.segment(node.value)})")
+    owner = inside_wrapper(facts, node.value)
+    if (
+        node.attr == "state_dict"
+        and not guarded(facts, node)
+        and isinstance(call, ast.Call)
+        and call.func is node
+        and not call.args
+        and not call.keywords
+    ):
+        edits = replace(facts.source, call, f"{accelerator}.get_state_dict({facts.source.segment(owner)})")
         return Change("S2A205", NAME, "the weights of the model without its wrapper, on every rank", node.lineno, edits, source="R20")
-    edits = wrap_expression(facts.source, node.value, f"{accelerator}.unwrap_model(", ")")
+    edits = wrap_expression(facts.source, owner, f"{accelerator}.unwrap_model(", ")")
     return Change(
         CODE, NAME, "a wrapped model has its own attributes only: the inner one is reached by unwrap_model", node.lineno, edits, source="R17"
     )

@@ -7,6 +7,7 @@ converted together, and all of them or none.
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,13 +83,16 @@ def convert_project(
 
 @contextmanager
 def _deep() -> Iterator[None]:
-    """Room for the recursion that the deepest admitted tree needs."""
-    old = sys.getrecursionlimit()
+    """Room for the recursion that the deepest admitted tree needs; no collecting of garbage meanwhile, a quarter of the time and nearly none of it garbage."""
+    old, collecting = sys.getrecursionlimit(), gc.isenabled()
     sys.setrecursionlimit(max(old, 12_000))
+    gc.disable()
     try:
         yield
     finally:
         sys.setrecursionlimit(old)
+        if collecting:
+            gc.enable()
 
 
 def _travel(parsed: list[Source], options: Options, read: Read | None, others: Others | None) -> list[Result]:

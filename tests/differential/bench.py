@@ -20,7 +20,7 @@ class Bench:
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
         self.count = itertools.count()
-        self.originals: dict[tuple[str, bool, bool], Run] = {}
+        self.originals: dict[tuple[str, bool, bool, int], Run] = {}
         self.cold = launch.Cold()
         self.warm = self.cold if os.environ.get("S2A_DIFFERENTIAL") == "cold" else launch.Warm()
 
@@ -29,12 +29,16 @@ class Bench:
         return self.scratch / f"{next(self.count):03}-{name}"
 
     def original(self, case: Case, *, fixed_order: bool = False, gpu: bool = False) -> Run:
-        """The original at one process, run once a session for each order of samples."""
-        key = (case.name, fixed_order, gpu)
+        """The original, run once a session for each order of samples: at one process, or at several if it can and is compared with several."""
+        processes = 2 if case.by_hand and fixed_order and not gpu else 1
+        key = (case.name, fixed_order, gpu, processes)
         if key not in self.originals:
             launcher = self.cold if gpu else self.warm
             runs = case.runs(halved=False)
-            self.originals[key] = launch.run(launcher, case.texts, runs, self.folder(case.name), fixed_order=fixed_order, gpu=gpu)
+            fixed = fixed_order and not (case.by_hand or case.own_order)
+            self.originals[key] = launch.run(
+                launcher, case.texts, runs, self.folder(case.name), processes=processes, fixed_order=fixed, gpu=gpu, group=case.by_hand
+            )
         return self.originals[key]
 
     def one(self, case: Case, source: Source, *, fixed_order: bool = False, gpu: bool = False, precision: str | None = None) -> Run:
@@ -47,7 +51,16 @@ class Bench:
         """A conversion at two processes, each with half the batch."""
         launcher = self.cold if gpu or cold else self.warm
         runs = case.runs(halved=True)
-        return launch.run(launcher, source, runs, self.folder(case.name), processes=2, divide=case.divisor(2), fixed_order=True, gpu=gpu)
+        return launch.run(
+            launcher,
+            source,
+            runs,
+            self.folder(case.name),
+            processes=2,
+            divide=case.divisor(2),
+            fixed_order=not (case.by_hand or case.own_order),
+            gpu=gpu,
+        )
 
     def close(self) -> None:
         """Ends the warm process."""

@@ -26,7 +26,10 @@ class Case:
 
     `argv` starts it, `then` starts it again in the same folder (a resumed run). With two processes the batch is halved: by `argv_two`/`then_two`
     where the script has a flag for it, else by the instrument. `files` must be among the files that it writes; all of them are compared.
-    `metric` finds the printed lines whose numbers two processes must agree on. `two = false` needs `why_not`.
+    `metric` finds the printed lines whose numbers two processes must agree on. `two = false` needs `why_not`. An original that distributes itself
+    (`by_hand`) is started as torchrun would start it, with as many processes as the conversion, the same batch each and its own order of samples.
+    `own_order`: the order of samples follows from the script's own seeds in original and conversion, so the instrument leaves it alone.
+    `prefix` is what a wrapper of the original puts in front of the keys that it saves.
     """
 
     name: str
@@ -44,6 +47,9 @@ class Case:
     tolerance: Mapping[str, float] = field(default_factory=dict)
     diagnostics: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    by_hand: bool = False
+    own_order: bool = False
+    prefix: str = ""
 
     @property
     def source(self) -> bytes:
@@ -63,7 +69,7 @@ class Case:
 
     def divisor(self, processes: int) -> int:
         """What the instrument divides batch sizes by: nothing where a flag does it, or accelerate splits the batch."""
-        return 1 if self.argv_two is not None or self.options.get("batch") == "global" else processes
+        return 1 if self.argv_two is not None or self.by_hand or self.options.get("batch") == "global" else processes
 
 
 @dataclass(frozen=True)

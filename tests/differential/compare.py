@@ -169,7 +169,7 @@ def _mean_losses(run: Run) -> list[float | None]:
 
 
 def _losses_near(plain: Run, converted: Run, bounds: Tolerance) -> Iterator[str]:
-    expected = plain.ranks[0].losses
+    expected = _mean_losses(plain)
     for number, rank in enumerate(converted.ranks):
         if len(rank.losses) != len(expected):
             yield f"rank {number} made {len(rank.losses)} backward passes, the original {len(expected)}"
@@ -236,18 +236,25 @@ def _files(case: Case, plain: Run, converted: Run, bounds: Tolerance | None) -> 
         yield f"{sorted(plain.files)} and {sorted(converted.files)}"
     for name in sorted(plain.files.keys() & converted.files.keys()):
         if bounds is None or name not in case.local_files:
-            yield from (f"{name}: {difference}" for difference in _file(plain.files[name], converted.files[name], bounds))
+            yield from (f"{name}: {difference}" for difference in _file(plain.files[name], converted.files[name], bounds, case.prefix))
 
 
-def _file(plain: Path, converted: Path, bounds: Tolerance | None) -> Iterator[str]:
+def _file(plain: Path, converted: Path, bounds: Tolerance | None, prefix: str) -> Iterator[str]:
     if plain.read_bytes()[:2] == b"PK":  # torch.save's container
         a, b = (torch.load(path, map_location="cpu", weights_only=False) for path in (plain, converted))
-        yield from _values(a, b, bounds, "")
+        yield from _values(_bare(a, prefix) if prefix else a, b, bounds, "")
     elif bounds is None:
         if plain.read_bytes() != converted.read_bytes():
             yield "bytes differ"
     elif not _text_near(plain.read_text(), converted.read_text(), bounds.files):
         yield "numbers differ" if plain.suffix != ".json" else f"{json.loads(plain.read_text())} and {json.loads(converted.read_text())}"
+
+
+def _bare(value: Any, prefix: str) -> Any:
+    """A checkpoint with the wrapper's prefix taken off its keys."""
+    if isinstance(value, Mapping):
+        return {key.removeprefix(prefix) if isinstance(key, str) else key: _bare(part, prefix) for key, part in value.items()}
+    return value
 
 
 def _values(a: Any, b: Any, bounds: Tolerance | None, at: str) -> Iterator[str]:

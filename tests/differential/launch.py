@@ -102,8 +102,12 @@ def run(
     fixed_order: bool = False,
     gpu: bool = False,
     precision: str | None = None,
+    group: bool = False,
 ) -> Run:
-    """Writes the script (or several files, the first is started) into `scratch` and runs it, once for each argument list, in one folder."""
+    """Writes the script (or several files, the first is started) into `scratch` and runs it, once for each argument list, in one folder.
+
+    With `group`, a single process finds its (lonely) group in the environment, as under torchrun.
+    """
     code, work, trace = scratch / "code", scratch / "work", scratch / "trace"
     for folder in (code, work, trace):
         folder.mkdir(parents=True)
@@ -117,6 +121,8 @@ def run(
         extra["S2A_FIXED_ORDER"] = "1"
     if processes > 1:
         extra["S2A_SLOW_SAVES"] = "0.3"
+    if group and processes == 1:
+        extra |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     if precision:
         extra["ACCELERATE_MIXED_PRECISION"] = precision
     status, said = 0, ""

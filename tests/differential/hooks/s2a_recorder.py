@@ -28,6 +28,7 @@ import torch.utils.data as tud
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 DIRECTIONS = 3  # projections of each parameter onto pseudo-random directions
+REST = 0.3
 TIMEOUT = timedelta(seconds=30)  # a rank that waits for nobody fails soon
 
 
@@ -232,3 +233,10 @@ def limit_waiting() -> None:
         init(*args, **kwargs)
 
     dist.init_process_group = limited
+    destroy = dist.destroy_process_group
+
+    def rested(*args: Any, **kwargs: Any) -> None:
+        time.sleep(REST)  # gloo's threads let go of the last collective; torch joins them with the interpreter locked, and may wait for ever
+        destroy(*args, **kwargs)
+
+    dist.destroy_process_group = rested
