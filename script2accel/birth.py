@@ -121,6 +121,11 @@ class Needs:
         owner = self.facts.source.scope(found[0]) if found and found[0] is not None else None
         return owner if isinstance(owner, ast.ClassDef) else cls
 
+    def inheriting(self, unit: Unit) -> list[ast.ClassDef]:
+        """The classes whose instances a class's constructor makes, since they have none of their own."""
+        below = [cls.site for cls in self.facts.machine.bases if isinstance(cls.site, ast.ClassDef) and cls.site is not unit]
+        return [cls for cls in below if self._constructed(cls) is unit]
+
     def _below(self, unit: Unit) -> list[Unit]:
         """The classes with an `__init__` of their own whose instances run a class's methods: each of them must hold the accelerator."""
         machine = self.facts.machine
@@ -346,10 +351,12 @@ def _carried(facts: Facts, decisions: Decisions, needs: Needs, homes: set[Unit])
         if not sites and not isinstance(unit, ast.ClassDef):
             yield facts.source.of(unit), DEAD.at(unit.lineno, name=unit.name, accelerator=decisions.name)
         waiting += [needs.unit(site) for site in sites]
-        yield from _give(facts, decisions, unit, sites)
+        yield from _give(facts, decisions, needs, unit, sites)
 
 
-def _give(facts: Facts, decisions: Decisions, unit: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, sites: list[ast.Call]) -> Iterator[Said]:
+def _give(
+    facts: Facts, decisions: Decisions, needs: Needs, unit: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, sites: list[ast.Call]
+) -> Iterator[Said]:
     source, name = facts.source.of(unit), decisions.name
     function = constructor(unit) if isinstance(unit, ast.ClassDef) else unit
     decisions.unreached.append(unit)
@@ -382,14 +389,14 @@ def _give(facts: Facts, decisions: Decisions, unit: ast.FunctionDef | ast.AsyncF
             return
         edits.setdefault(facts.source.of(site), []).append(add_argument(facts.source.of(site), site, _spoken(decisions, site), first=True))
     decisions.unreached.remove(unit)
-    decisions.changed.append(unit)
+    decisions.changed += [unit, *needs.inheriting(unit)]
     for where, found in edits.items():
         line = function.lineno if where is source else min(site.lineno for site in sites if facts.source.of(site) is where)
-        needs = frozenset({"accelerator"}) if len(facts.source.sources) == 1 else frozenset()
+        given = frozenset({"accelerator"}) if len(facts.source.sources) == 1 else frozenset()
         yield (
             where,
             Change(
-                CODE, NAME, f"`{unit.name}` uses the accelerator: it is handed to it at every call", line, merge(found), needs=needs, source="R01"
+                CODE, NAME, f"`{unit.name}` uses the accelerator: it is handed to it at every call", line, merge(found), needs=given, source="R01"
             ),
         )
 

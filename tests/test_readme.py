@@ -166,8 +166,8 @@ def test_the_converted_script_and_undo(shell: Shell, tmp_path: Path) -> None:
 
 def test_exit_codes(shell: Shell, tmp_path: Path) -> None:
     work = tmp_path / "work"
-    wrapped = block("train.py").replace("nn.Linear(8, 2).to(device)", "nn.DataParallel(nn.Linear(8, 2)).to(device)")
-    (work / "refused.py").write_text(wrapped)
+    leaves = block("train.py").replace("        loss.backward()\n", "        if loss.item() > 9:\n            break\n        loss.backward()\n")
+    (work / "refused.py").write_text(leaves)
     (work / "plain.py").write_text("print('hello')\n")
     (work / "broken.py").write_text("def f(:\n")
     for command in ("convert --write", "check"):
@@ -176,7 +176,7 @@ def test_exit_codes(shell: Shell, tmp_path: Path) -> None:
         shell(f"script2accel {command} broken.py", code=2)
         shell(f"script2accel {command} missing.py", code=2)
         shell(f"script2accel {command} --no-such-flag plain.py", code=2)
-    assert (work / "refused.py").read_text() == wrapped
+    assert (work / "refused.py").read_text() == leaves
     (work / "notebook.ipynb").write_text("{}")
     shell("script2accel convert notebook.ipynb", code=2)
     bug = "import sys\nimport script2accel.workflow.convert as road\nfrom script2accel.cli import main\nroad.convert_project = lambda *a: 1 / 0\n"

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import loads_state
-from script2accel.analysis.devices import fixed_device, from_prepared_loader, moves, names_device
+from script2accel.analysis.devices import fixed_device, from_prepared_loader, names_device
 from script2accel.analysis.facts import View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import merge, replace, replace_range, wrap_expression
@@ -51,21 +51,6 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         if any(names.SET_DEFAULT.match(path) for path in facts.any_path(call)) and "cuda" in facts.source.segment(call):
             yield DEFAULT.at(call.lineno, call.col_offset + 1, call=facts.source.segment(call))
     yield from _tensor_types(facts, decisions)
-    yield from _left_behind(facts, decisions)
-
-
-def _left_behind(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    """Tensors of a script that knows no device: made in a loop, they meet the prepared model on another one."""
-    if not decisions.plan.prepares or moves(facts.program):
-        return
-    machine = facts.machine
-    met = {mark for f in facts.program.forwards for a in (*f.call.args, *(k.value for k in f.call.keywords)) for mark in machine.made_into(a)}
-    met |= {mark for b in facts.program.backwards for mark in machine.made_into(b.loss)}
-    for call in facts.calls:
-        if machine.making(call) not in met or facts.in_module(call) or facts.inside_class(call, facts.dataset_classes):
-            continue
-        edits = wrap_expression(facts.source, call, "", f".to({decisions.accelerator(call)}.device)")
-        yield Change(CODE, NAME, "it meets the prepared model: it goes to the accelerator's device", call.lineno, edits, source="R02")
 
 
 def _hard_coded(facts: View, node: ast.expr, call: ast.Call) -> bool:

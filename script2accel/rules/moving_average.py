@@ -19,7 +19,7 @@ from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A210", "moving-average"
-SHARDED = Message("S2A220", Severity.NOTE, "this reads the whole weights: right under DDP, not under FSDP or ZeRO-3, whose ranks hold parts", "")
+SHARDED = Message("S2A247", Severity.NOTE, "this reads the whole weights: right under DDP, not under FSDP or ZeRO-3, whose ranks hold parts", "")
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:

@@ -18,9 +18,9 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 
-CODE, NAME = "S2A209", "unused-parameters"
+CODE, NAME = "S2A245", "unused-parameters"
 IGNORED = Message(
-    "S2A219",
+    "S2A246",
     Severity.NOTE,
     "`{name}` of what the model gives isn't used here: DDP is told to look for unused parameters (`find_unused_parameters=True`)",
     "",
@@ -99,7 +99,7 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
 """,
-        "S2A219",
+        "S2A246",
     ),
     (
         """\

@@ -10,13 +10,23 @@ from script2accel.analysis.program import Program, Read
 from script2accel.errors import SourceError
 from script2accel.source import Source
 
+MOST_RE_EXPORTS = 4  # modules that hand a name on, one after the other
+
 
 def outside_callers(changed: list[ast.AST], program: Program, read: Read, paths: Iterable[str]) -> dict[str, str]:
     """Path -> the changed function or class that the file imports, for files that the program doesn't hold."""
     names = {getattr(unit, "name", ""): program.of(unit) for unit in changed}
     names.pop("", None)
     mine = {source.path for source in program.sources}
-    words = re.compile(rb"\b(" + b"|".join(re.escape(name.encode()) for name in names) + rb")\b") if names else None
+    renamed = {
+        alias.asname
+        for s in program.sources
+        for n in s.nodes
+        if isinstance(n, ast.ImportFrom)
+        for alias in n.names
+        if alias.name in names and alias.asname
+    }
+    words = re.compile(rb"\b(" + b"|".join(re.escape(name.encode()) for name in {*names, *renamed}) + rb")\b") if names else None
     found: dict[str, str] = {}
     for path in paths if words is not None else ():
         if path in mine:
@@ -42,13 +52,10 @@ def _calls(source: Source, names: dict[str, Source], program: Program) -> str:
         if isinstance(node, ast.ImportFrom):
             target = other.resolve(source, node.module or "", node.level)
             for alias in node.names:
-                holder = names.get(alias.name)
-                if target is not None and (
-                    (holder is not None and holder.path == target.path) or (alias.name == "*" and any(h.path == target.path for h in names.values()))
-                ):
-                    found = _mentioned(source, names, target.path) if alias.name == "*" else alias.name
-                    if found:
-                        return found
+                wanted = [n.id for n in source.nodes if isinstance(n, ast.Name)] if alias.name == "*" else [alias.name]
+                found = next((name for word in wanted if target is not None and (name := _behind(other, target, word, names))), "")
+                if found:
+                    return found
                 below = other.resolve(source, f"{node.module}.{alias.name}" if node.module else alias.name, node.level)
                 if below is not None:
                     modules[alias.asname or alias.name] = below.path
@@ -58,11 +65,23 @@ def _calls(source: Source, names: dict[str, Source], program: Program) -> str:
                 if target is not None:
                     modules[alias.asname or alias.name] = target.path
     for node in source.nodes:
-        if isinstance(node, ast.Attribute) and node.attr in names and modules.get(ast.unparse(node.value)) == names[node.attr].path:
-            return node.attr
+        held = other.load(modules[text]) if isinstance(node, ast.Attribute) and (text := ast.unparse(node.value)) in modules else None
+        if isinstance(node, ast.Attribute) and held is not None and (found := _behind(other, held, node.attr, names)):
+            return found
     return ""
 
 
-def _mentioned(source: Source, names: dict[str, Source], path: str) -> str:
-    """The first changed name of a starred import that the file reads."""
-    return next((n.id for n in source.nodes if isinstance(n, ast.Name) and n.id in names and names[n.id].path == path), "")
+def _behind(program: Program, module: Source, name: str, names: dict[str, Source], depth: int = 0) -> str:
+    """The changed name that a module gives out as `name`: its own, or one that it imports (a package's `__init__`); '' where it is none."""
+    if name in names and names[name].path == module.path:
+        return name
+    for node in module.nodes if depth < MOST_RE_EXPORTS else ():
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        inner = next((alias.name for alias in node.names if (alias.asname or alias.name) == name or alias.name == "*"), None)
+        below = program.resolve(module, node.module or "", node.level) if inner is not None else None
+        if below is not None and below is not module:
+            found = _behind(program, below, name if inner == "*" else str(inner), names, depth + 1)
+            if found:
+                return found
+    return ""

@@ -83,7 +83,7 @@ def convert_project(
 
 @contextmanager
 def _deep() -> Iterator[None]:
-    """Room for the recursion that the deepest admitted tree needs; no collecting of garbage meanwhile, a quarter of the time and nearly none of it garbage."""
+    """Room for the recursion that the deepest admitted tree needs; garbage isn't collected meanwhile (a quarter of the time, and little is found)."""
     old, collecting = sys.getrecursionlimit(), gc.isenabled()
     sys.setrecursionlimit(max(old, 12_000))
     gc.disable()
