@@ -99,7 +99,7 @@ def _whole_dataset(facts: View, node: ast.expr) -> bool:
 SCALED = Message(
     "S2A255",
     Severity.ERROR,
-    "`--mixed-precision fp16` with several optimizers: Accelerate's one gradient scaler unscales for the first that steps only, and the others go wrong (measured)",
+    "`--mixed-precision fp16` with several optimizers: Accelerate's one scaler unscales for the first that steps, and the others go wrong (measured)",
     "use bf16, which needs no scaler",
 )
 EXAMPLES: list[tuple[str, str | None]] = [

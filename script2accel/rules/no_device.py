@@ -1,7 +1,8 @@
 """Give a script that knows no device what it needs on one.
 
-prepare puts the model on the accelerator's device, and a prepared loader its batches. In a script that moves nothing, tensors that are made by hand and meet them, and models
-that aren't prepared (a target network), go there too; what comes out is brought to the CPU where it becomes a NumPy array.
+prepare puts the model on the accelerator's device, and a prepared loader its batches. In a script that moves nothing, tensors that are made by
+hand and meet them, and models that aren't prepared (a target network), go there too; what comes out is brought to the CPU where it becomes a
+NumPy array.
 Left alone in scripts that move something themselves, and for what never meets a prepared model.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#accelerator
 """

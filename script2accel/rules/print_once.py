@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from contextlib import suppress
 
 from script2accel.analysis.context import guarded
 from script2accel.analysis.facts import FUNCTIONS, View
-from script2accel.change.edits import replace
+from script2accel.analysis.values import NOTHING
+from script2accel.change.edits import CannotEditError, neighbours, replace, wrap_statements
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A703", "print"
+TEXT = frozenset("format join append items values keys strip rjust ljust center upper lower".split())
 EVERY_RANK = Message("S2A713", Severity.NOTE, "this prints on every rank: its class has no accelerator", "")
 
 
@@ -30,10 +33,57 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         if not decisions.may_ask(call) or not _around_training(facts, decisions, call):
             continue
         if decisions.method_of(call) and not decisions.is_global(call) and not decisions.class_has(call):
-            yield EVERY_RANK.at(call.lineno, call.col_offset + 1)
+            if not _only_prints(facts, decisions, facts.function(call)):
+                yield EVERY_RANK.at(call.lineno, call.col_offset + 1)
             continue
         edits = replace(facts.source, call.func, f"{decisions.accelerator(call, essential=False)}.print")
         yield Change(CODE, NAME, "one line of output, not one per process", call.lineno, edits, essential=False, source="R34")
+    if decisions.plan.prepares:
+        yield from _printers_guarded(facts, decisions)
+
+
+def _printers_guarded(facts: View, decisions: Decisions) -> Iterator[Change]:
+    """Calls of methods that only print, of classes without an accelerator (a meter's `display`), stand under a guard."""
+    statements: dict[ast.stmt, None] = {}
+    for call in facts.calls:
+        methods = [o.site for o in facts.machine.at[call.func].objs if o.kind == "method"]
+        statement = facts.source.parents[call]
+        if not methods or not isinstance(statement, ast.Expr) or guarded(facts, call) or not decisions.may_ask(call):
+            continue
+        if all(isinstance(m, FUNCTIONS) and _has_print(facts, m) and _only_prints(facts, decisions, m) for m in methods):
+            statements[statement] = None
+    for run in neighbours(facts.source, list(statements)):
+        header = f"if {decisions.accelerator(run[0], essential=False)}.is_main_process:"
+        with suppress(CannotEditError):
+            yield Change(CODE, NAME, "it only prints: once", run[0].lineno, wrap_statements(facts.source, run, header), essential=False, source="R34")
+
+
+def _has_print(facts: View, function: ast.AST) -> bool:
+    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print" for n in ast.walk(function))
+
+
+def _only_prints(facts: View, decisions: Decisions, function: ast.AST) -> bool:
+    """Whether a method does nothing but print: it sets nothing, trains nothing, and every call of it is a statement of its own."""
+    if not isinstance(function, FUNCTIONS) or decisions.is_global(function) or decisions.class_has(function) or facts.in_module(function):
+        return False
+    places = [*(b.call for b in facts.backwards), *(s.call for s in facts.optimizer_steps), *(f.call for f in facts.forwards)]
+    if any(facts.function(place) is function for place in places):
+        return False
+    sites = facts.callers(function)
+    return _sets_nothing(facts, function) and bool(sites) and all(isinstance(facts.source.parents[site], ast.Expr) for site in sites)
+
+
+def _sets_nothing(facts: View, function: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> bool:
+    """Whether a function, and what it calls of the script, only computes text."""
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+            return False
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in TEXT:
+            called = [o.site for o in facts.machine.at.get(node.func, NOTHING).objs]
+            own = [site for site in called if isinstance(site, FUNCTIONS)]
+            if not called or len(own) != len(called) or not all(site in seen or _sets_nothing(facts, site, seen | {function}) for site in own):
+                return False
+    return True
 
 
 def _before_exit(facts: View, call: ast.Call) -> bool:
