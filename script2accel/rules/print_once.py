@@ -20,7 +20,7 @@ from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 
 CODE, NAME = "S2A703", "print"
-TEXT = frozenset("format join append items values keys strip rjust ljust center upper lower".split())
+TEXT = frozenset(["format", "join", "append", "items", "values", "keys", "strip", "rjust", "ljust", "center", "upper", "lower"])
 EVERY_RANK = Message("S2A713", Severity.NOTE, "this prints on every rank: its class has no accelerator", "")
 
 
