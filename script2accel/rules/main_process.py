@@ -257,7 +257,7 @@ for x, y in loader:
         writer.add_scalar("loss", loss.item())
 if accelerator.is_main_process:
     writer.close()
-    np.save("weight.npy", accelerator.unwrap_model(model).weight.detach().numpy())
+    np.save("weight.npy", accelerator.unwrap_model(model).weight.detach().cpu().numpy())
 """,
     ),
     (

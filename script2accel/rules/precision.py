@@ -29,6 +29,12 @@ APEX = Message(
     "`{text}`: apex patches functions and optimizers by itself; beside Accelerate's mixed precision it would be applied twice",
     "take apex out (initialize, scale_loss, master_params), convert, and choose the precision with --mixed-precision",
 )
+HALF_KEPT = Message(
+    "S2A318",
+    Severity.WARNING,
+    "warning: `{text}` makes trained weights half precision; it stays, and fits no fp16 in the accelerate config: unscaling their gradients fails",
+    "take it out and choose the precision with --mixed-precision",
+)
 HALF = Message(
     "S2A312",
     Severity.ERROR,
@@ -96,7 +102,8 @@ def _refused(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
         if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("half", "bfloat16") or facts.in_module(call):
             continue
         if any(decisions.is_prepared(o) and facts.roles.of(o) == "model" for o in facts.machine.at.get(call.func.value, NOTHING).objs):
-            yield HALF.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call))
+            scaled = decisions.options.mixed_precision == "fp16" or "fp16" in decisions.arguments.get("mixed_precision", "")
+            yield (HALF if scaled else HALF_KEPT).at(call.lineno, call.col_offset + 1, text=facts.source.segment(call))
 
 
 def _whole_forward(facts: View, autocast: Autocast) -> bool:
@@ -561,7 +568,7 @@ def _imports(facts: View, made: HandMade, placed: list[Autocast]) -> Iterator[Ch
         yield Change(CODE, NAME, "nothing reads these names any more", statement.lineno, edits, source="R16")
 
 
-EXAMPLES: list[tuple[str, str | None]] = [
+EXAMPLES: list[tuple[str, str | None] | tuple[str, str | None, dict[str, object]]] = [
     (
         """\
 import torch
@@ -773,5 +780,6 @@ for x, y in loader:
     optimizer.step()
 """,
         "S2A312",
+        {"mixed-precision": "fp16"},
     ),
 ]
