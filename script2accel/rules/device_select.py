@@ -26,7 +26,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             edits = remove_statement(facts.source, statement)
             decisions.gone.add(statement)
             yield Change(
-                CODE, NAME, "the launcher gives each process its GPU", statement.lineno, edits, needs=frozenset({"accelerator"}), source="R02"
+                CODE, NAME, "the launcher gives each process its GPU", statement.lineno, edits, source="R02"
             )
 
 

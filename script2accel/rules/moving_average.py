@@ -24,8 +24,8 @@ SHARDED = Message("S2A247", Severity.NOTE, "this reads the whole weights: right 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for arg in sorted((a for a in facts.machine.plain if facts.source.root(a) is facts.source.tree), key=lambda a: a.lineno):  # type: ignore[attr-defined]
-        if isinstance(arg, ast.Call):
-            continue
+        if isinstance(arg, ast.Call) or (isinstance(arg, ast.Attribute) and arg.attr == "module"):
+            continue  # unwrapped already, or by the rule that takes the wrapper off
         edits = wrap_expression(facts.source, arg, f"{decisions.accelerator(arg)}.unwrap_model(", ")")  # type: ignore[arg-type]
         yield Change(CODE, NAME, "only weights are read here: those of the inner model", arg.lineno, edits, source="R17")  # type: ignore[attr-defined]
         yield SHARDED.at(arg.lineno, arg.col_offset + 1)  # type: ignore[attr-defined]
