@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 from script2accel.source import Source
 
+_END = re.compile(r"\r\n|\n")
+_LONE = re.compile(r"(?<!\r)\n")  # as rules write it; what they copy from the file has its endings already
+
 
 class Splice(NamedTuple):
     """Replace text[start:end]. With start == end it inserts; `after` binds an insertion to what stands before it."""
@@ -165,10 +168,11 @@ def _contest(one: Splice, other: Splice) -> bool:
 def _render(source: Source, edits: Sequence[Edit]) -> str:
     removed = [edit for edit in edits if isinstance(edit, Remove)]
     gone = {line for edit in removed for line in range(edit.first, edit.last + 1)}
-    chunks = _spliced(source, [edit for edit in edits if isinstance(edit, Splice)], gone)
+    newline = source.newline
+    splices = [edit._replace(text=_LONE.sub(newline, edit.text)) for edit in edits if isinstance(edit, Splice)]
+    chunks = _spliced(source, splices, gone)
     for line in gone:
         chunks[line - 1] = ""
-    newline = source.newline
     if gone:
         _keep_blocks(source, gone, chunks)
     inserts = sorted((edit for edit in edits if isinstance(edit, Lines)), key=lambda edit: edit.rank)
@@ -176,7 +180,7 @@ def _render(source: Source, edits: Sequence[Edit]) -> str:
     front: dict[int, list[str]] = {}
     back: dict[int, list[str]] = {}
     for insert in inserts:
-        text = "".join(line + newline if line else newline for line in insert.text.split("\n"))
+        text = "".join(line + newline if line else newline for line in _END.split(insert.text))
         (back if insert.behind else front).setdefault(insert.line, []).append(text)
     for wrap in wraps:  # inner first: an outer wrap then indents what the inner one made
         if any(line not in gone for line in range(wrap.first, wrap.last + 1)):

@@ -88,6 +88,9 @@ def _trains(facts: View, node: ast.Attribute) -> bool:
 def _change(facts: View, decisions: Decisions, node: ast.Attribute) -> Change:
     accelerator = decisions.accelerator(node)
     call = facts.source.parents[node]
+    if node.attr == "module":  # `model.module if hasattr(model, "module") else model`
+        edits = replace(facts.source, node, f"{accelerator}.unwrap_model({facts.source.segment(node.value)})")
+        return Change(CODE, NAME, "the inner model, whatever wraps it", node.lineno, edits, source="R17")
     owner = inside_wrapper(facts, node.value)
     if (
         node.attr == "state_dict"

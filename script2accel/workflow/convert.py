@@ -310,7 +310,7 @@ class Road:
                 converted = Source.parse(raw, source.path)
                 compile(converted.tree, "<converted>", "exec", dont_inherit=True)
             except (SourceError, SyntaxError) as error:
-                self._take(source, BROKEN.at(0, why=str(error)))
+                self._take(source, _never_ran(source) or BROKEN.at(0, why=str(error)))
                 return
             if source in self.program.entries:
                 entries.append(converted)
@@ -330,6 +330,15 @@ def _uses_accelerate(source: Source) -> bool:
         or (isinstance(n, ast.Import) and any(a.name.split(".")[0] == "accelerate" for a in n.names))
         for n in source.nodes
     )
+
+
+def _never_ran(source: Source) -> Diagnostic | None:
+    """What is wrong with a script that parses and yet is no program, such as one with a `return` outside of functions."""
+    try:
+        compile(source.tree, "<script>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return Diagnostic("S2A003", Severity.ERROR, error.lineno or 0, error.offset or 1, f"syntax error: {error.msg}", "mend it, and convert again")
+    return None
 
 
 def _summary(facts: Facts, options: Options, path: str) -> Iterator[tuple[str, str]]:
