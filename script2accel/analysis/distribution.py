@@ -268,6 +268,8 @@ def _whole_function(facts: Facts, loop: ast.For) -> ast.FunctionDef | None:
 
 def is_rank(facts: Facts, node: ast.expr) -> bool:
     """Whether an expression is this process's number."""
+    if any(o.kind == "param" for o in facts.machine.at.get(node, NOTHING).objs):
+        return False  # nobody is seen to call the function: what it is given isn't known
     if facts.roles.of_node(node) == "rank":
         return True
     word = node.attr if isinstance(node, ast.Attribute) else ""

@@ -25,9 +25,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         if isinstance(statement, (ast.Expr, ast.Assign)) and _chooses(facts, statement):
             edits = remove_statement(facts.source, statement)
             decisions.gone.add(statement)
-            yield Change(
-                CODE, NAME, "the launcher gives each process its GPU", statement.lineno, edits, source="R02"
-            )
+            yield Change(CODE, NAME, "the launcher gives each process its GPU", statement.lineno, edits, source="R02")
 
 
 def _chooses(facts: View, statement: ast.Expr | ast.Assign) -> bool:
