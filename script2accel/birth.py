@@ -88,6 +88,11 @@ def connect(facts: Facts, decisions: Decisions) -> Iterator[Said | Everywhere]:
     yield from _carried(facts, decisions, needs, set(homes))
 
 
+def selfless(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """`classmethod` or `staticmethod` where a method is one, else ''."""
+    return next((word for d in function.decorator_list if (word := ast.unparse(d)) in ("classmethod", "staticmethod")), "")
+
+
 class Needs:
     """Which functions and classes need the accelerator, and who calls them."""
 
@@ -111,6 +116,8 @@ class Needs:
                 isinstance(parent, FUNCTIONS) and not (parent is node and isinstance(self.facts.source.parents[parent], ast.ClassDef))
             ):
                 found = parent
+            if isinstance(parent, FUNCTIONS) and parent is not node and selfless(parent):
+                return parent  # a class method has no instance yet: it takes the accelerator itself
         return self._constructed(found) if isinstance(found, ast.ClassDef) else found
 
     def _constructed(self, cls: ast.ClassDef) -> ast.ClassDef:
@@ -379,7 +386,7 @@ def _give(
                 add_before(source, _first(function.body), f"{owner}.{name} = {name}", rank=BIRTH),
             ]
         else:
-            edits[source].append(add_parameter(source, function, name, method=False))
+            edits[source].append(add_parameter(source, function, name, method=selfless(function) == "classmethod"))
     except CannotEditError as error:
         yield source, UNREACHED.at(unit.lineno, name=unit.name, why=error.why)
         return
