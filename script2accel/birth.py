@@ -361,6 +361,18 @@ def _carried(facts: Facts, decisions: Decisions, needs: Needs, homes: set[Unit])
         yield from _give(facts, decisions, needs, unit, sites)
 
 
+def _pickled(facts: Facts, cls: ast.ClassDef) -> ast.Call | None:
+    """A call that saves an instance of a class, on its own or in a dictionary or list."""
+    for call in facts.calls:
+        if facts.path(call) not in ("torch.save", "pickle.dump", "pickle.dumps", "joblib.dump", "copy.deepcopy"):
+            continue
+        objs = {o for arg in call.args for o in facts.machine.at[arg].objs}
+        objs |= {inner for o in list(objs) if o.kind in ("dict", "list", "tuple") for inner in facts.machine.anything_in(o).objs}
+        if any(o.kind == "instance" and o.base is not None and o.base.site is cls for o in objs):
+            return call
+    return None
+
+
 def _give(
     facts: Facts, decisions: Decisions, needs: Needs, unit: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, sites: list[ast.Call]
 ) -> Iterator[Said]:
@@ -369,6 +381,13 @@ def _give(
     decisions.unreached.append(unit)
     if function is None:
         yield source, UNREACHED.at(unit.lineno, name=unit.name, why="its class has no `__init__`")
+        return
+    pickled = _pickled(facts, unit) if isinstance(unit, ast.ClassDef) else None
+    if pickled is not None:
+        yield (
+            facts.source.of(pickled),
+            UNREACHED.at(pickled.lineno, name=unit.name, why="its instances are saved here, and an accelerator can't be pickled"),
+        )
         return
     escapes = facts.machine.escapes.get(unit, [])
     if escapes and not isinstance(unit, ast.ClassDef):
