@@ -119,10 +119,10 @@ def _loader_problem(facts: Facts, loop: EvalLoop) -> str | None:
 def _time_first(facts: Facts, model: Obj) -> str | None:
     """A recurrent or attention layer without `batch_first` puts time, not the batch, into the first dimension."""
     site = model.base.site if model.kind == "instance" and model.base is not None else None
-    for call in facts.calls:
+    if "recurrent_layers" not in facts.__dict__:
+        facts.__dict__["recurrent_layers"] = [c for c in facts.calls if names.RECURRENT.match(facts.path(c)) and not facts.path(c).endswith("Cell")]
+    for call in facts.__dict__["recurrent_layers"]:
         path = facts.path(call)
-        if not names.RECURRENT.match(path) or path.endswith("Cell"):
-            continue
         if site is not None and not any(p is site for p in facts.source.ancestors(call)) and facts.in_module(call):
             continue
         first = next((k.value for k in call.keywords if k.arg == "batch_first"), None)

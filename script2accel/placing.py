@@ -139,13 +139,23 @@ class Placer:
 
     def _serves(self, loader: Obj, optimizers: list[Obj]) -> bool:
         """Whether one of the optimizers steps in a loop over the loader, or the loader is evaluated beside it in one function."""
-        facts = self.facts
-        loops = [t.loop for t in facts.train_loops if loader in t.loaders] + [e.loop for e in facts.eval_loops if loader in e.loaders]
-        for step in facts.optimizer_steps:
-            if any(o in step.objs for o in optimizers) and any(facts.inside(loop, step.call) for loop in loops):
-                return True
+        if any(o in self._steppers.get(loader, ()) for o in optimizers):
+            return True
         mine = {s for o in optimizers for s in self.homes.outermost(o)}
         return any(self._path(loader, s) is not None for s in mine)
+
+    @cached_property
+    def _steppers(self) -> dict[Obj, set[Obj]]:
+        """Loader -> the optimizers that step in a loop over it."""
+        facts = self.facts
+        read: dict[ast.AST, list[Obj]] = {}
+        for node, loaders in (*((t.loop, t.loaders) for t in facts.train_loops), *((e.loop, e.loaders) for e in facts.eval_loops)):
+            read.setdefault(node, []).extend(loaders)
+        table: dict[Obj, set[Obj]] = {}
+        for step in facts.optimizer_steps:
+            for loader in (o for around in facts.all_loops(step.call) for o in read.get(around, ())):
+                table.setdefault(loader, set()).update(step.objs)
+        return table
 
     def _group(self, scope: Function, models: list[Obj], optimizers: list[Obj], loaders: list[Obj]) -> None:
         """Place the objects of the optimizers that one scope makes."""
@@ -208,6 +218,8 @@ class Placer:
     def _path(self, obj: Obj, scope: Function) -> str | None:
         found = self.homes.bindings(obj, scope)
         good = [b.path for b in found if b.path.isidentifier() or b.path.startswith("self.") or "[" in b.path]
+        if len(set(good)) < 2:
+            return good[0] if good else None
         used = self._used_names(obj)
         return next((path for path in reversed(good) if path in used), good[-1] if good else None)
 

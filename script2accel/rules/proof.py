@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from script2accel.analysis.context import quiet
 from script2accel.analysis.distribution import summed_by_hand
 from script2accel.analysis.facts import EvalLoop, View
-from script2accel.analysis.values import NOTHING
+from script2accel.analysis.values import NOTHING, Obj
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -84,11 +84,11 @@ def _unwrapped(call: ast.Call) -> bool:
 
 
 def _reads_prepared(facts: View, evaluation: EvalLoop) -> bool:
-    return any(
-        ("iterated", evaluation.loop) in uses
-        for obj, uses in facts.machine.uses.items()
-        if obj.kind == "prepared" and obj.inner in evaluation.loaders and facts.roles.of(obj) == "loader"
-    )
+    known: dict[str, object] = facts.program.__dict__
+    if "prepared_loaders" not in known:
+        known["prepared_loaders"] = {o.inner: o for o in facts.machine.uses if o.kind == "prepared" and facts.roles.of(o) == "loader"}
+    prepared: dict[Obj, Obj] = known["prepared_loaders"]  # type: ignore[assignment]
+    return any(("iterated", evaluation.loop) in facts.machine.uses[prepared[o]] for o in evaluation.loaders if o in prepared)
 
 
 def _agrees(facts: View, evaluation: EvalLoop) -> bool:
