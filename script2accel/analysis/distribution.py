@@ -24,7 +24,6 @@ ENVIRONMENT = {
     "SLURM_NPROCS": "num_processes",
     "OMPI_COMM_WORLD_SIZE": "num_processes",
 }
-TENSOR_COLLECTIVES = frozenset({"all_reduce", "reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list"})
 REDUCED_BY_ACCELERATE = frozenset({"reduce", "gather", "gather_for_metrics"})
 
 

@@ -665,6 +665,3 @@ class Expressions:
     def forwards_into(self, node: ast.AST) -> frozenset[ast.AST]:
         """The calls of prepared models whose gradients an expression carries."""
         return self.at[node].marks & self.flows if node in self.at else frozenset()
-
-
-Follow = Callable[[Obj, ast.AST, list[Value], dict[str | None, Value]], Value]

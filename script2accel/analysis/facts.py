@@ -310,11 +310,6 @@ class Facts:
         return [m for m in found if m in called or any(what == "call" for what, _ in self.machine.uses.get(m, ()))]
 
     @cached_property
-    def parameters_uncalled(self) -> list[Obj]:
-        """What optimizers train and nothing calls."""
-        return [m for m in self.roles.training if m not in self.models]
-
-    @cached_property
     def _iterated(self) -> dict[ast.AST, dict[Obj, None]]:
         """Node -> the loaders that it iterates over."""
         table: dict[ast.AST, dict[Obj, None]] = {}
@@ -384,14 +379,6 @@ class Facts:
         return sorted(dict.fromkeys(found), key=lambda o: getattr(o.site, "lineno", 0))
 
     # classes of values -----------------------------------------------------------------------------------
-
-    def base_paths(self, obj: Obj) -> list[str]:
-        """The dotted paths of an instance's base classes."""
-        return [str(base.name) for base in self.machine.bases.get(obj.base, ()) if base.kind == "external"] if obj.base is not None else []
-
-    def sources_of(self, node: ast.AST) -> frozenset[str]:
-        """The names that an expression reads."""
-        return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
 
     def statements(self, block: list[ast.stmt]) -> Iterator[ast.AST]:
         """Every node below some statements."""

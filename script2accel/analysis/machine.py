@@ -16,7 +16,6 @@ from script2accel.source import Source
 
 Key = tuple[object, object]
 Binding = Callable[["Machine"], None]
-RUNS = 10  # how often one function's body is followed
 
 
 class Machine(Calls):
@@ -391,12 +390,3 @@ def _listed(source: Source) -> set[str] | None:
                 whole = sum(isinstance(node, ast.Name) and node.id == "__all__" for node in source.nodes) == 1
                 return names if whole and len(names) == len(parts) else None
     return None
-
-
-def paths_to(machine: Machine, scope: ast.AST, wanted: Obj) -> list[str]:
-    """The names by which a scope can reach an object: `model`, `self.model`, `loaders["train"]`."""
-    found = []
-    for name, value in machine.names(scope):
-        if any(obj.inner is wanted for obj in value.objs):
-            found.append(name)
-    return found

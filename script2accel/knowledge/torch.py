@@ -86,10 +86,6 @@ DISTRIBUTED = re.compile(
     r"^torch\.distributed\.(\w+\.)*\w+$|^torch\.multiprocessing\.(spawn|Process)$|^horovod\.\w+(\.\w+)*$|^deepspeed\.(initialize"
     r"|init_distributed)$|^apex\.amp\.\w+$|^torch_xla\."
 )
-OTHER_FRAMEWORK = re.compile(
-    r"^(pytorch_lightning|lightning|ignite|fastai|catalyst|keras|tensorflow|transformers\.Trainer|transformers\.Seq2SeqTrainer"
-    r"|composer|trl)\b"
-)
 
 # what calls do ------------------------------------------------------------------------------------------
 
@@ -114,9 +110,6 @@ SAME = frozenset(
     }
 )
 MOVES = frozenset({"to", "cuda"})
-ALIVE = frozenset(
-    {"detach", "clone", "contiguous", "long", "int", "bool", "view", "reshape", "squeeze", "unsqueeze", "float", "to", "cuda", "cpu", "pin_memory"}
-)
 LIBRARY = re.compile(r"^(torch|numpy|itertools|glob|os|random|math|csv|json|pandas|collections|re|pathlib|string|copy|pickle)\.")
 PARTS = frozenset(  # methods that give the parts of one thing, not batches
     {
@@ -150,14 +143,6 @@ RANDOM_FACTORY = re.compile(
     r"^torch\.(randn?|randint|randperm|normal|bernoulli|multinomial|rand_like|randn_like|randint_like|poisson"
     r"|distributions\.\w+(\.\w+)*)$|^(numpy\.random|random)\.(?!seed|RandomState|default_rng|getstate|setstate|get_state|set_state"
     r"|Random$)\w+$"
-)
-CPU_RANDOM_SETUP = re.compile(
-    r"^(numpy\.random|random)\.(permutation|shuffle|choice|sample|randint|rand|randn|normal|uniform|random|choices|randrange"
-    r"|random_sample|standard_normal)$"
-)
-TENSOR_FACTORY = re.compile(
-    r"^torch\.(zeros|ones|full|empty|rand|randn|randint|randperm|arange|linspace|eye|tensor|as_tensor|zeros_like|ones_like|full_like"
-    r"|rand_like|randn_like|randint_like|empty_like|normal|logspace|Generator|device)$"
 )
 CPU_TENSOR = re.compile(
     r"^torch\.(zeros|ones|full|empty|rand|randn|randint|arange|linspace|eye|tensor|as_tensor|from_numpy|FloatTensor|LongTensor|Tensor|DoubleTensor|IntTensor|BoolTensor)$"
@@ -236,25 +221,4 @@ RECURRENT = re.compile(
     r"|TransformerDecoderLayer|MultiheadAttention)(Cell)?$"
 )
 CLOCK = re.compile(r"^(time\.(time|perf_counter|monotonic|process_time|clock)|datetime\.datetime\.(now|utcnow|today)|timeit\.default_timer)$")
-PURE = frozenset(
-    {
-        "len",
-        "int",
-        "float",
-        "bool",
-        "str",
-        "isinstance",
-        "hasattr",
-        "getattr",
-        "min",
-        "max",
-        "abs",
-        "round",
-        "range",
-        "os.path.exists",
-        "os.path.join",
-        "os.path.isfile",
-        "os.path.isdir",
-    }
-)
 EXIT = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
