@@ -10,13 +10,15 @@ Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#acceler
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.origins import NotKnownError, Origins, plain
 from script2accel.analysis.randomness import seedings
-from script2accel.analysis.values import NOTHING
+from script2accel.analysis.values import NOTHING, Obj
 from script2accel.change.edits import CannotEditError, add_argument, add_before, add_parameter, ensure_import, merge, remove_statement
 from script2accel.change.plan import Change, Edit, Lines, Remove
 from script2accel.decisions import Decisions
@@ -120,33 +122,65 @@ class Needs:
                 return parent  # a class method has no instance yet: it takes the accelerator itself
         return self._constructed(found) if isinstance(found, ast.ClassDef) else found
 
+    @cached_property
+    def _classes(self) -> dict[ast.AST | None, list[Obj]]:
+        """Definition -> the classes that it makes."""
+        table: dict[ast.AST | None, list[Obj]] = defaultdict(list)
+        for cls in self.facts.machine.bases:
+            table[cls.site].append(cls)
+        return table
+
+    @cached_property
+    def _made(self) -> dict[ast.AST | None, list[Obj]]:
+        """Definition -> the instances of the class."""
+        table: dict[ast.AST | None, list[Obj]] = defaultdict(list)
+        for cls, instances in self.facts.machine.instances.items():
+            table[cls.site] += instances
+        return table
+
+    @cached_property
+    def _descendants(self) -> dict[ast.AST | None, list[ast.ClassDef]]:
+        """Definition -> the classes of which there are instances and that have it as an ancestor."""
+        machine = self.facts.machine
+        table: dict[ast.AST | None, list[ast.ClassDef]] = defaultdict(list)
+        for cls in machine.instances:
+            own = cls.site
+            if isinstance(own, ast.ClassDef):
+                for site in {o.site for o in machine.ancestors(cls)} - {own}:
+                    table[site].append(own)
+        return table
+
+    @cached_property
+    def _inheriting(self) -> dict[ast.ClassDef, list[ast.ClassDef]]:
+        """Class -> the other classes that inherit its constructor."""
+        table: dict[ast.ClassDef, list[ast.ClassDef]] = defaultdict(list)
+        for cls in self.facts.machine.bases:
+            if isinstance(cls.site, ast.ClassDef) and (owner := self._constructed(cls.site)) is not cls.site:
+                table[owner].append(cls.site)
+        return table
+
     def _constructed(self, cls: ast.ClassDef) -> ast.ClassDef:
         """The class itself, or the nearest one below it in the project whose `__init__` it inherits."""
         machine = self.facts.machine
-        objects = [o for o in machine.bases if o.site is cls] if constructor(cls) is None else []
+        objects = self._classes.get(cls, []) if constructor(cls) is None else []
         found = [f.site for o in objects for f in (machine.lookup(o, "__init__") or NOTHING).objs if f.kind == "function"]
         owner = self.facts.source.scope(found[0]) if found and found[0] is not None else None
         return owner if isinstance(owner, ast.ClassDef) else cls
 
     def inheriting(self, unit: Unit) -> list[ast.ClassDef]:
         """The classes whose instances a class's constructor makes, since they have none of their own."""
-        below = [cls.site for cls in self.facts.machine.bases if isinstance(cls.site, ast.ClassDef) and cls.site is not unit]
-        return [cls for cls in below if self._constructed(cls) is unit]
+        return self._inheriting.get(unit, []) if isinstance(unit, ast.ClassDef) else []
 
     def _below(self, unit: Unit) -> list[Unit]:
         """The classes with an `__init__` of their own whose instances run a class's methods: each of them must hold the accelerator."""
-        machine = self.facts.machine
-        if not isinstance(unit, ast.ClassDef):
-            return []
-        made = [cls for cls in machine.instances if cls.site is not unit and any(o.site is unit for o in machine.ancestors(cls))]
-        return [self._constructed(cls.site) for cls in made if isinstance(cls.site, ast.ClassDef)]
+        return [self._constructed(cls) for cls in self._descendants.get(unit, ())] if isinstance(unit, ast.ClassDef) else []
 
     def sites(self, unit: Unit) -> list[ast.Call]:
         """The calls that run a function, or make an instance of a class."""
         if isinstance(unit, ast.Module):
             return []
         if isinstance(unit, ast.ClassDef):
-            made = [o.site for cls, objs in self.facts.machine.instances.items() if cls.site is unit for o in objs]
+            made = [o.site for o in self._made.get(unit, ())]
             function = constructor(unit)
             run = self.facts.callers(function) if function is not None else []  # `super().__init__(...)`, and those that inherit it
             return list(dict.fromkeys(site for site in (*made, *run) if isinstance(site, ast.Call)))
@@ -154,13 +188,23 @@ class Needs:
 
     def reached(self, tree: ast.Module) -> set[Unit]:
         """The units on a path from a script's module body to a need."""
-        found: set[Unit] = {tree}
-        growing = True
-        while growing:
-            more = {u for u, above in self.callers.items() if u not in found and any(a in found for a in above)}
-            growing = bool(more)
-            found |= more
+        found: set[Unit] = set()
+        waiting: list[Unit] = [tree]
+        while waiting:
+            unit = waiting.pop()
+            if unit not in found:
+                found.add(unit)
+                waiting += self._called_by.get(unit, ())
         return found
+
+    @cached_property
+    def _called_by(self) -> dict[Unit, list[Unit]]:
+        """Unit -> the units on a path to a need that it calls."""
+        table: dict[Unit, list[Unit]] = defaultdict(list)
+        for unit, above in self.callers.items():
+            for caller in above:
+                table[caller].append(unit)
+        return table
 
     def home(self, wanted: Sequence[Unit], reached: set[Unit]) -> Unit:
         """The deepest function or class through which every path to a need goes, and which runs once."""

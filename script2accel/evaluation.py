@@ -150,7 +150,7 @@ def _read_behind(facts: Facts, loop: ast.AST, statement: ast.stmt) -> set[str]:
 
 def _carried(facts: Facts, loop: ast.For | ast.AsyncFor, output: str, batch: list[str]) -> str | None:
     for call in ast.walk(loop):
-        if isinstance(call, ast.Call) and any(f.call is call for f in facts.forwards):
+        if isinstance(call, ast.Call) and call in facts.forward_calls:
             given = {n.id for arg in (*call.args, *(k.value for k in call.keywords)) for n in ast.walk(arg) if isinstance(n, ast.Name)}
             if output in given:
                 return f"`{output}` goes back into the model"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from script2accel.analysis.context import guarded
 from script2accel.analysis.distribution import agreements, dealt, summed_by_hand, unsettled
-from script2accel.analysis.facts import EvalLoop, Facts, Forward, Function
+from script2accel.analysis.facts import EvalLoop, Facts, Forward, Function, Loop
 from script2accel.analysis.homes import Binding, Homes
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -98,15 +99,11 @@ def draft(facts: Facts) -> Draft:
     for loop in result.shares:
         if any(ident(o) in blocked for o in loop.loaders):
             result.problems.append(SHARED.at(loop.loop.lineno, loop.loop.col_offset + 1))
-    loaders = [o for o in facts.loaders if ident(o) not in blocked and _in_loops(facts, o)]
+    read = {o for loops in (facts.train_loops, facts.eval_loops) for loop in loops for o in loop.loaders}
+    loaders = [o for o in facts.loaders if ident(o) not in blocked and o in read]
     Placer(facts, result).place(facts.models, facts.optimizers, loaders)
     result.prepared = frozenset(ident(o) for p in result.prepares for _, o in p.items)
     return result
-
-
-def _in_loops(facts: Facts, loader: Obj) -> bool:
-    loops = [*(t.loaders for t in facts.train_loops), *(e.loaders for e in facts.eval_loops)]
-    return any(loader in found for found in loops)
 
 
 class Placer:
@@ -190,9 +187,25 @@ class Placer:
         return all(o in done or self._call(scope, [o], paths) for o in loaders)
 
     def _steps_over(self, optimizer: Obj, loader: Obj) -> bool:
-        facts = self.facts
-        loops = {t.loop for t in facts.train_loops if loader in t.loaders}
-        return any(optimizer in s.objs and loops & set(facts.all_loops(s.call)) for s in facts.optimizer_steps)
+        return not self._fed_by[loader].isdisjoint(self._stepped_in[optimizer])
+
+    @cached_property
+    def _fed_by(self) -> dict[Obj, set[Loop]]:
+        """Loader -> the loops that train over it."""
+        table: dict[Obj, set[Loop]] = defaultdict(set)
+        for train in self.facts.train_loops:
+            for loader in train.loaders:
+                table[loader].add(train.loop)
+        return table
+
+    @cached_property
+    def _stepped_in(self) -> dict[Obj, set[Loop]]:
+        """Optimizer -> the loops that it steps in."""
+        table: dict[Obj, set[Loop]] = defaultdict(set)
+        for step in self.facts.optimizer_steps:
+            for optimizer in step.objs:
+                table[optimizer].update(self.facts.all_loops(step.call))
+        return table
 
     def _only_parameter_of_loop(self, obj: Obj, scope: Function) -> bool:
         """A loader that the scope got as a parameter while it is run again and again is prepared where it is made."""

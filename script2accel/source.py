@@ -32,6 +32,10 @@ class Tree:
     tree: ast.Module
     parents: dict[ast.AST, ast.AST]
 
+    def __init__(self) -> None:
+        self._scopes: dict[ast.AST, Scope] = {}
+        self._blocks: dict[ast.AST, dict[ast.stmt, list[ast.stmt]]] = {}
+
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes around a node, innermost first."""
         while node in self.parents:
@@ -46,6 +50,11 @@ class Tree:
 
     def scope(self, node: ast.AST) -> Scope:
         """The function, lambda, class or module whose body the node stands in."""
+        if node not in self._scopes:
+            self._scopes[node] = self._scope(node)
+        return self._scopes[node]
+
+    def _scope(self, node: ast.AST) -> Scope:
         child = node
         for parent in self.ancestors(node):
             if isinstance(parent, ast.Module):
@@ -67,11 +76,10 @@ class Tree:
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
         """The list of statements that the statement stands in."""
         parent = self.parents[statement]
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(parent, name, None)
-            if isinstance(block, list) and any(item is statement for item in block):
-                return block
-        raise LookupError("a statement without a block")
+        if parent not in self._blocks:
+            blocks = [block for name in ("body", "orelse", "finalbody") if isinstance(block := getattr(parent, name, None), list)]
+            self._blocks[parent] = {item: block for block in blocks for item in block}
+        return self._blocks[parent][statement]
 
     def root(self, node: ast.AST) -> ast.Module:
         """The module that a node stands in."""
@@ -84,6 +92,7 @@ class Source(Tree):
     """A file that parsed. Positions are character offsets into `text` (which has no byte order mark); lines count from 1."""
 
     def __init__(self, raw: bytes, text: str, tree: ast.Module, *, encoding: str, bom: bool, path: str) -> None:
+        super().__init__()
         self.raw, self.text, self.tree, self.encoding, self.bom, self.path = raw, text, tree, encoding, bom, path
         self.starts = [0] + [match.end() for match in _NEWLINE.finditer(text)]
         self.parents: dict[ast.AST, ast.AST] = {}

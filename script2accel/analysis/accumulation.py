@@ -71,8 +71,8 @@ def accumulations(facts: Facts) -> list[Accumulation | Problem]:
 
 def _of_step(facts: Facts, step: Step) -> Accumulation | Problem | None:
     loops = facts.all_loops(step.call)
-    backwards = [b for b in facts.program.backwards if any(loop in loops for loop in facts.all_loops(b.call))]
-    train = next((t for t in facts.program.train_loops if t.loop in loops), None)
+    backwards = facts.program.backwards_in(loops)
+    train = facts.program.first_train_loop(loops)
     if train is None:
         own = facts.loops(step.call)
         deeper = [b for b in backwards if facts.function(b.call) is facts.function(step.call) and set(own) < set(facts.loops(b.call))]

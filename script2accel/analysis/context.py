@@ -66,22 +66,20 @@ def _left_to_main(facts: Facts, statement: ast.stmt) -> bool:
     """Whether the other processes have left the block in front of a statement: `if rank != 0: return`."""
     known: dict[ast.stmt, bool] = facts.program.__dict__.setdefault("left_to_main", {})
     if statement not in known:
-        known[statement] = _leaves_to_main(facts, statement)
+        left = False
+        for each in facts.source.block(statement):
+            known[each] = left
+            left = left or _leaves_to_main(facts, each)
     return known[statement]
 
 
 def _leaves_to_main(facts: Facts, statement: ast.stmt) -> bool:
-    for above in facts.source.block(statement):
-        if above is statement:
-            return False
-        if (
-            isinstance(above, ast.If)
-            and not above.orelse
-            and isinstance(above.body[-1], (ast.Return, ast.Continue))
-            and proves_main(facts, above.test, value=False)
-        ):
-            return True
-    return False
+    return (
+        isinstance(statement, ast.If)
+        and not statement.orelse
+        and isinstance(statement.body[-1], (ast.Return, ast.Continue))
+        and proves_main(facts, statement.test, value=False)
+    )
 
 
 def runs_layers(facts: Facts, node: ast.Attribute) -> bool:

@@ -81,6 +81,8 @@ class Facts:
         self._found: dict[tuple[int, ast.AST], frozenset[int]] = {}
         self._index: dict[int, dict[ast.stmt, int]] = {}
         self._blocks: dict[int, list[ast.stmt]] = {}
+        self._loops: dict[ast.AST, list[Loop]] = {}
+        self._all_loops: dict[ast.AST, list[Loop]] = {}
 
     @property
     def program(self) -> Facts:
@@ -168,6 +170,11 @@ class Facts:
 
     def loops(self, node: ast.AST) -> list[Loop]:
         """The loops around a node in its own function, innermost first."""
+        if node not in self._loops:
+            self._loops[node] = self._loops_around(node)
+        return list(self._loops[node])
+
+    def _loops_around(self, node: ast.AST) -> list[Loop]:
         found: list[Loop] = []
         child = node
         for parent in self.source.ancestors(node):
@@ -192,14 +199,19 @@ class Facts:
         seen.add(function)
         return any(self.inside(outer, call, seen) for call in self.callers(function))
 
-    def all_loops(self, node: ast.AST, _seen: set[ast.AST] | None = None) -> list[Loop]:
+    def all_loops(self, node: ast.AST) -> list[Loop]:
         """The loops around a node, innermost first, through the callers of its function."""
+        if node not in self._all_loops:
+            self._all_loops[node] = self._loops_through_callers(node, set())
+        return list(self._all_loops[node])
+
+    def _loops_through_callers(self, node: ast.AST, seen: set[ast.AST]) -> list[Loop]:
         found = self.loops(node)
-        function, seen = self.function(node), set() if _seen is None else _seen
+        function = self.function(node)
         if not isinstance(function, ast.Module) and function not in seen:
             seen.add(function)
             for call in self.callers(function):
-                found += [loop for loop in self.all_loops(call, seen) if loop not in found]
+                found += [loop for loop in self._loops_through_callers(call, seen) if loop not in found]
         return found
 
     def places(self, block: list[ast.stmt], node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> frozenset[int]:
@@ -267,6 +279,11 @@ class Facts:
                 found.append(Forward(call, models))
         return found
 
+    @cached_property
+    def forward_calls(self) -> frozenset[ast.Call]:
+        """The calls of all forward passes."""
+        return frozenset(forward.call for forward in self.forwards)
+
     def scaled(self, node: ast.expr) -> ast.expr | None:
         """What `scaler.scale(...)` is given, or None where an expression isn't that."""
         match node:
@@ -325,6 +342,19 @@ class Facts:
         return tuple(self._iterated.get(loop, ())) if isinstance(loop, (ast.For, ast.AsyncFor)) else ()
 
     @cached_property
+    def _backwards_in(self) -> dict[Loop, list[int]]:
+        """Loop -> the backward passes that run in it, as indices."""
+        table: dict[Loop, list[int]] = {}
+        for index, backward in enumerate(self.backwards):
+            for loop in self.all_loops(backward.call):
+                table.setdefault(loop, []).append(index)
+        return table
+
+    def backwards_in(self, loops: Iterable[Loop]) -> list[Backward]:
+        """The backward passes that run in one of some loops."""
+        return [self.backwards[i] for i in sorted({i for loop in loops for i in self._backwards_in.get(loop, ())})]
+
+    @cached_property
     def training_loops(self) -> frozenset[Loop]:
         """Every loop, at any distance, around a backward pass."""
         return frozenset(loop for backward in self.backwards for loop in self.all_loops(backward.call))
@@ -341,6 +371,16 @@ class Facts:
                 table.setdefault(loop, []).append(backward)
         return [TrainLoop(loop, self.trained_by(loop), tuple(found)) for loop, found in table.items()]
 
+    @cached_property
+    def _train_loop_order(self) -> dict[Loop, int]:
+        return {train.loop: index for index, train in enumerate(self.train_loops)}
+
+    def first_train_loop(self, loops: Iterable[Loop]) -> TrainLoop | None:
+        """The first training loop of the script among some loops."""
+        order = self._train_loop_order
+        found = min((order[loop] for loop in loops if loop in order), default=None)
+        return self.train_loops[found] if found is not None else None
+
     def trained_by(self, loop: ast.AST) -> tuple[Obj, ...]:
         """The loaders of a loop over which a backward pass was seen to run (not those of an evaluation in the same loop)."""
         trained = {o.inner for o in self.machine.trained.get(loop, ())}
@@ -348,8 +388,7 @@ class Facts:
 
     def in_train_loop(self, node: ast.AST) -> bool:
         """Whether a node runs in a loop that trains itself (not only in one around it, as an evaluation between epochs does)."""
-        wanted = {loop.loop for loop in self.train_loops}
-        return any(loop in wanted for loop in self.all_loops(node))
+        return any(loop in self._train_loop_order for loop in self.all_loops(node))
 
     @cached_property
     def eval_loops(self) -> list[EvalLoop]:

@@ -23,6 +23,7 @@ class Program(Tree):
     """Entry scripts and what they import. Paths are relative to the project's root, with forward slashes."""
 
     def __init__(self, entries: list[Source], read: Read | None = None) -> None:
+        super().__init__()
         self.entries, self.read = entries, read
         self.parents: dict[ast.AST, ast.AST] = {}
         self.sources: list[Source] = []

@@ -218,7 +218,12 @@ def _spliced(source: Source, splices: list[Splice], gone: set[int]) -> list[str]
     for splice in replaced:
         if not (outer and splice.end <= outer[-1].end and splice != outer[-1]):
             outer.append(splice)
-    ordered = outer + [s for s in splices if s.start == s.end and not any(o.start < s.start < o.end for o in outer)]
+    starts = [splice.start for splice in outer]
+    ordered = list(outer)
+    for splice in splices:
+        before = bisect.bisect_left(starts, splice.start) - 1  # the last replacement that starts in front of an insertion
+        if splice.start == splice.end and not (before >= 0 and splice.start < outer[before].end):
+            ordered.append(splice)
     ordered.sort(key=lambda s: (s.start, s.start != s.end, not s.after))
     ends = [*source.starts[1:], len(source.text)]
     chunks: list[list[str]] = [[] for _ in source.starts]

@@ -37,7 +37,7 @@ def _tensors(facts: View, decisions: Decisions) -> Iterator[Change]:
     machine = facts.machine
     met = {mark for b in facts.program.backwards for mark in machine.made_into(b.loss)}
     for call in facts.program.calls:
-        if call in machine.detours or any(f.call is call for f in facts.program.forwards):
+        if call in machine.detours or call in facts.forward_calls:
             met |= {mark for a in (*call.args, *(k.value for k in call.keywords)) for mark in machine.made_into(a)}
     for call in facts.calls:
         if machine.making(call) not in met or facts.in_module(call) or facts.inside_class(call, facts.dataset_classes):

@@ -64,12 +64,12 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for step in facts.optimizer_steps:
         if any(o.kind != "prepared" and facts.roles.of(o) == "optimizer" for o in facts.machine.at[step.owner].objs):
             yield OPTIMIZER.at(step.call.lineno, step.call.col_offset + 1, text=facts.source.segment(step.call))
-    gathered = {g.loop.loop for g in decisions.plan.gathers}
+    gathered, agreements = {g.loop.loop for g in decisions.plan.gathers}, _agreements(facts)
     for evaluation in facts.eval_loops:
         if (
             evaluation.loop not in gathered
             and _reads_prepared(facts, evaluation)
-            and not _agrees(facts, evaluation)
+            and not _agrees(facts, evaluation, agreements)
             and not summed_by_hand(facts, evaluation.loop)
         ):
             why = next((p.why for p in decisions.plan.every_rank if p.loop.loop is evaluation.loop), "no gather")
@@ -91,12 +91,17 @@ def _reads_prepared(facts: View, evaluation: EvalLoop) -> bool:
     return any(("iterated", evaluation.loop) in facts.machine.uses[prepared[o]] for o in evaluation.loaders if o in prepared)
 
 
-def _agrees(facts: View, evaluation: EvalLoop) -> bool:
-    return any(
-        (isinstance(call.func, ast.Attribute) and call.func.attr in AGREEING and facts.inside(evaluation.loop, call))
-        or facts.path(call) == "accelerate.utils.gather_object"
+def _agreements(facts: View) -> list[ast.Call]:
+    """The calls that bring the ranks' results together."""
+    return [
+        call
         for call in facts.calls
-    )
+        if (isinstance(call.func, ast.Attribute) and call.func.attr in AGREEING) or facts.path(call) == "accelerate.utils.gather_object"
+    ]
+
+
+def _agrees(facts: View, evaluation: EvalLoop, agreements: list[ast.Call]) -> bool:
+    return any(facts.path(call) == "accelerate.utils.gather_object" or facts.inside(evaluation.loop, call) for call in agreements)
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
