@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import ast
-import copy
+from typing import Any
 
 
-class _Bare(ast.NodeTransformer):
-    """A statement as it reads with moves replaced by what is moved, and wrappers by what they wrap."""
-
-    def __init__(self, moves: set[int], wrappers: set[int]) -> None:
-        self.moves, self.wrappers = moves, wrappers
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        place = getattr(node, "_place", None)
-        if place in self.moves and isinstance(node.func, ast.Attribute):
-            return node.func.value
-        if place in self.wrappers:
-            return node.args[0] if node.args else node.keywords[0].value
+def _bare(node: Any, moves: set[ast.Call], wrappers: set[ast.Call]) -> Any:
+    """A part of a statement as it reads with moves replaced by what is moved, and wrappers by what they wrap."""
+    if isinstance(node, list):
+        return [_bare(item, moves, wrappers) for item in node]
+    if not isinstance(node, ast.AST):
         return node
+    if node in moves and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return _bare(node.func.value, moves, wrappers)
+    if node in wrappers and isinstance(node, ast.Call):
+        return _bare(node.args[0] if node.args else node.keywords[0].value, moves, wrappers)
+    return type(node)(**{name: _bare(value, moves, wrappers) for name, value in ast.iter_fields(node)})
 
 
 def nothing_left(statement: ast.stmt, moves: list[ast.Call], wrappers: list[ast.Call]) -> bool:
     """Whether a statement only moved and wrapped: `x = x.to(device)`, `model = DataParallel(model).cuda()`, `a, b = a.to(d), b.to(d)`."""
-    twin_statement = copy.deepcopy(statement)
-    originals, copies = [n for n in ast.walk(statement) if isinstance(n, ast.Call)], [n for n in ast.walk(twin_statement) if isinstance(n, ast.Call)]
-    for original, twin in zip(originals, copies, strict=True):
-        twin._place = id(original)  # type: ignore[attr-defined]
-    bare = _Bare({id(call) for call in moves}, {id(call) for call in wrappers}).visit(twin_statement)
-    match bare:
+    if not isinstance(statement, (ast.Expr, ast.Assign)):
+        return False
+    match _bare(statement, set(moves), set(wrappers)):
         case ast.Expr(value=ast.Name() | ast.Attribute()):
             return True
         case ast.Assign(targets=[target], value=value):

@@ -149,10 +149,12 @@ class Travelled:
 
 
 class Road:
-    """Entry scripts on their way to results."""
+    """Entry scripts on their way to results; `proving` what was converted, for which nobody reads what was understood."""
 
-    def __init__(self, entries: list[Source], options: Options, read: Read | None, spared: frozenset[tuple[str, str]] = frozenset()) -> None:
-        self.options, self.spared = options, spared
+    def __init__(
+        self, entries: list[Source], options: Options, read: Read | None, spared: frozenset[tuple[str, str]] = frozenset(), proving: bool = False
+    ) -> None:
+        self.options, self.spared, self.proving = options, spared, proving
         self.program = Program(entries, read)
         self.said: dict[Source, list[Diagnostic]] = {}
         self.changes: dict[Source, list[Change]] = {}
@@ -268,7 +270,7 @@ class Road:
         )
 
     def _roles(self, source: Source) -> tuple[RoleLine, ...]:
-        return tuple(RoleLine(*line) for line in listing.lines(self.facts.roles, source)) if hasattr(self, "facts") else ()
+        return tuple(RoleLine(*line) for line in listing.lines(self.facts.roles, source)) if hasattr(self, "facts") and not self.proving else ()
 
     def _results(self, facts: Facts, decisions: Decisions) -> Travelled:
         plans = {source: Plan.close(source, changes) for source, changes in self.changes.items()}
@@ -315,9 +317,8 @@ class Road:
             if source in self.program.entries:
                 entries.append(converted)
         old = self.program.read
-        again = Road(
-            entries, self.options, (lambda path: texts[path] if path in texts else old(path)) if old is not None else None, self.spared
-        ).travel()
+        read = (lambda path: texts[path] if path in texts else old(path)) if old is not None else None
+        again = Road(entries, self.options, read, self.spared, proving=True).travel()
         for result in again.results:
             for found in result.errors:
                 where = next((s for s in self.program.sources if s.path == result.path), self.program.entries[0])
