@@ -78,13 +78,24 @@ class Calls(Expressions):
         name = key if isinstance(key, str) else parameters[at] if at < len(parameters) else None
         if name is None or (function, name) in self._weight_readers:
             return self._weight_readers.get((function, str(name)), False)
-        reads = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
-        parents = [self.source.parents[n] for n in reads]
-        read = [p.attr for p in parents if isinstance(p, ast.Attribute)]
-        only = len(read) == len(parents) and set(read) <= WEIGHTS and bool(READS & set(read))
-        stored = any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(function))
-        self._weight_readers[function, name] = only and not stored
+        for parameter in parameters:  # one walk answers for all of them
+            self._weight_readers[function, parameter] = False
+        self._weight_readers[function, name] = False
+        for parameter, nodes in self._named(function, {*parameters, name}).items():
+            parents = [self.source.parents[n] for n in nodes]
+            read = [p.attr for p in parents if isinstance(p, ast.Attribute)]
+            only = len(read) == len(parents) and set(read) <= WEIGHTS and bool(READS & set(read))
+            stored = any(isinstance(n.ctx, ast.Store) for n in nodes)
+            self._weight_readers[function, parameter] = only and not stored
         return self._weight_readers[function, name]
+
+    def _named(self, function: ast.AST, wanted: set[str]) -> dict[str, list[ast.Name]]:
+        """Where a function loads and stores some names."""
+        table: dict[str, list[ast.Name]] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Name) and node.id in wanted and not isinstance(node.ctx, ast.Del):
+                table.setdefault(node.id, []).append(node)
+        return table
 
     def _past_forward(self, func: ast.expr) -> bool:
         """Whether a call goes past the forward of a prepared object, through an attribute of it: what it gives is marked as a detour."""

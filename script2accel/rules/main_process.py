@@ -40,13 +40,14 @@ REASON = "every process would write it: only the main one does"
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     statements: dict[ast.stmt, None] = {}
     for call in facts.calls:
-        if guarded(facts, call) or facts.inside_class(call, facts.dataset_classes):
+        makes, opens = _makes_writer(facts, call), _opens_for_writing(facts, call)
+        if not (makes or opens or _writes(facts, call)) or guarded(facts, call) or facts.inside_class(call, facts.dataset_classes):
             continue
-        if _makes_writer(facts, call):
+        if makes:
             yield _writer(facts, decisions, call)
-        elif _opens_for_writing(facts, call):
+        elif opens:
             yield _devnull(facts, decisions, call)
-        elif _writes(facts, call):
+        else:
             statement = facts.source.statement(call)
             if isinstance(statement, ast.Return) and statement.value is call and _ignored(facts, call):
                 edits = wrap_expression(facts.source, call, "", f" if {decisions.accelerator(call)}.is_main_process else None")
