@@ -383,7 +383,7 @@ class Expressions:
             starred = starred or isinstance(part, ast.Starred)
             if isinstance(part, ast.Starred):
                 value = self.element(value, node)
-            self.put((obj, "*" if starred else index), value)
+            (self.add if starred else self.put)((obj, "*" if starred else index), value)
             marks |= value.marks
         return Value(frozenset((obj,)), marks)
 

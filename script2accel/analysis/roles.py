@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from collections.abc import Iterator
 from functools import cached_property
 
 from script2accel.analysis.machine import Machine
-from script2accel.analysis.values import Obj, Value
+from script2accel.analysis.values import NOTHING, Obj, Value
 from script2accel.diagnostics import Evidence
 from script2accel.knowledge import torch as names
 
@@ -608,6 +609,24 @@ class Roles:
     def parameters_of(self, values: list[Value] | tuple[Value, ...]) -> list[Obj]:
         """The objects whose parameters the values hold, at any depth of lists, groups and filters."""
         found: dict[Obj, None] = {}
+        for obj in self._held_in(values):
+            method = obj.base if obj.kind == "made" else None
+            if method is not None and method.base is not None and _gives_parameters(obj):
+                found[self.whole(_holder(method.base))] = None
+            elif obj.kind == "attr" and obj.base is not None and obj.name in ("weight", "bias"):
+                found[self.whole(_holder(obj.base))] = None
+        return sorted(found, key=_position)
+
+    def loose_parameters(self, optimizer: Obj) -> list[Obj]:
+        """The tensors that an optimizer is given to train and that no module of the script holds."""
+        given = [optimizer.keywords.get("params", optimizer.arguments[0] if optimizer.arguments else NOTHING)]
+        added = [node for node in self.machine.used(optimizer, ".add_param_group") if isinstance(node, ast.Call)]
+        given += [self.machine.at[arg] for node in added for arg in node.args]
+        found = [o for o in self._held_in(given) if _is_tensor(o) and o not in self._owners]
+        return sorted(dict.fromkeys(found), key=_position)
+
+    def _held_in(self, values: list[Value] | tuple[Value, ...]) -> Iterator[Obj]:
+        """Everything that lists, groups, filters and sums of them hold, down to modules' parameters and tensors."""
         seen: set[Obj] = set()
         waiting = [o for value in values for o in value.objs]
         while waiting:
@@ -615,12 +634,9 @@ class Roles:
             if obj in seen:
                 continue
             seen.add(obj)
-            method = obj.base if obj.kind == "made" else None
-            if method is not None and method.base is not None and method.kind == "attr" and method.name in ("parameters", "named_parameters"):
-                found[self.whole(_holder(method.base))] = None
+            yield obj
+            if _gives_parameters(obj) or _is_tensor(obj):
                 continue
-            if obj.kind == "attr" and obj.base is not None and obj.name in ("weight", "bias"):
-                found[self.whole(_holder(obj.base))] = None
             waiting += [o for value in (*obj.arguments, *obj.keywords.values()) for o in value.objs]
             if obj.kind in ("list", "tuple", "dict"):
                 waiting += list(self.machine.anything_in(obj).objs)
@@ -630,7 +646,6 @@ class Roles:
                 waiting.append(obj.base)
             if obj.kind == "expr" and obj.site is not None:
                 waiting += [o for values_ in self.machine.operands.get(obj.site, ()) for value in values_ for o in value.objs]
-        return sorted(found, key=_position)
 
     def whole(self, obj: Obj) -> Obj:
         """The outermost nn.Module of the script that holds a module as a part."""
@@ -714,6 +729,17 @@ def _written(tree: ast.AST, key: str) -> list[ast.expr]:
     """The mappings whose `key` is set, anywhere below a node."""
     stores = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
     return [node.value for node in stores if isinstance(node.slice, ast.Constant) and node.slice.value == key]
+
+
+def _gives_parameters(obj: Obj) -> bool:
+    """Whether an object is what `module.parameters()` gives."""
+    method = obj.base if obj.kind == "made" else None
+    return method is not None and method.kind == "attr" and method.base is not None and method.name in ("parameters", "named_parameters")
+
+
+def _is_tensor(obj: Obj) -> bool:
+    """Whether a call made a tensor, which an optimizer that is given it trains."""
+    return obj.kind == "made" and bool(names.PARAMETER.match(obj.path) or names.CPU_TENSOR.match(obj.path))
 
 
 def _only(obj: Obj) -> Value:

@@ -147,6 +147,7 @@ RANDOM_FACTORY = re.compile(
 CPU_TENSOR = re.compile(
     r"^torch\.(zeros|ones|full|empty|rand|randn|randint|arange|linspace|eye|tensor|as_tensor|from_numpy|FloatTensor|LongTensor|Tensor|DoubleTensor|IntTensor|BoolTensor)$"
 )
+PARAMETER = re.compile(r"^torch\.nn\.(parameter\.)?Parameter$|^torch\.autograd\.Variable$")
 CUDA_TENSOR_TYPE = re.compile(r"^torch\.cuda\.(Float|Double|Half|BFloat16|Byte|Char|Short|Int|Long|Bool)Tensor$")
 TENSOR_DTYPE = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",
