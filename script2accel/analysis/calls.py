@@ -403,8 +403,6 @@ class Calls(Expressions):
             return join_all([self.invoke(worker, node, [rank, *self._handed(worker, self._spread(given))], {}) for worker in workers])
         if names.TRANSPARENT.match(path):
             wrapper = self._made(obj, node, args, keywords, marks)
-            for o in first.objs:
-                self.use(o, "wrapped", node)
             return Value(wrapper.objs | first.objs, marks) if first.objs else wrapper
         if path.startswith("accelerate.") and AGREEING_FUNCTIONS.match(path):
             self._given(node, args, keywords, obj)

@@ -126,6 +126,11 @@ TRANSPARENT = re.compile(
     r"|torch\.nn\.SyncBatchNorm\.convert_sync_batchnorm|torch\.jit\.script"
     r"|torch\.nn\.utils\.(parametrizations\.)?(weight_norm|spectral_norm)|torch\.nn\.DataParallel|apex\.parallel\.\w+)$"
 )
+TAKES_PLAIN = re.compile(  # what copies, traces or exports a module: a wrapper would be copied, traced or exported with it
+    r"^(copy\.(deep)?copy|torch\.jit\.(trace|trace_module|script)|torch\.onnx\.(dynamo_)?export|torch\.export\.export(_for_training)?"
+    r"|torch\.fx\.symbolic_trace|torch\.ao\.quantization\.\w+|torch\.quantization\.\w+)$"
+)
+TRACED = re.compile(r"^torch\.jit\.(trace|trace_module|script|freeze)$")
 GIVES_BACK = re.compile(r"^apex\.amp\.initialize$")
 NO_GRAD = re.compile(r"^torch\.(autograd\.grad_mode\.|autograd\.)?(no_grad|inference_mode|set_grad_enabled)$")
 CLIP_NORM = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_norm_?$")
@@ -186,8 +191,12 @@ WRITE_METHODS = frozenset(
         "rename",
         "touch",
         "rmdir",
+        "export_chrome_trace",
+        "export_stacks",
+        "export_memory_timeline",
     }
 )
+BACKWARD_ARGUMENTS = ("gradient", "retain_graph", "create_graph", "inputs")  # of Tensor.backward, in order
 WRITER_METHODS = re.compile(
     r"^(add_\w+|log\w*|close|flush|write|watch|finish|update|define_metric|scalar_summary|image_summary|histo_summary|line|images?"
     r"|plot\w*)$"

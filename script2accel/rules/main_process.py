@@ -114,6 +114,8 @@ def _writes(facts: View, call: ast.Call) -> bool:
     objs = facts.machine.at.get(call.func.value, NOTHING).objs
     if any(facts.roles.of(o) == "writer" for o in objs):
         return names.WRITER_METHODS.match(call.func.attr) is not None or isinstance(facts.source.parents[call], ast.Expr)
+    if call.func.attr == "save" and any(names.TRACED.match(o.path) for o in objs):
+        return True
     if call.func.attr in names.WRITE_METHODS:
         if call.func.attr == "mkdir" and any(k.arg == "exist_ok" for k in call.keywords):
             return False

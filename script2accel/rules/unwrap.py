@@ -37,7 +37,7 @@ WRITTEN = Message(
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    yield from _drawn(facts, decisions)
+    yield from _handed_on(facts, decisions)
     for node in facts.source.nodes:
         if not isinstance(node, ast.Attribute) or node.attr in names.MODULE_API or node.value not in facts.machine.at:
             continue
@@ -60,17 +60,20 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             yield _change(facts, decisions, node)
 
 
-def _drawn(facts: View, decisions: Decisions) -> Iterator[Change]:
-    """A tracker that draws the model's graph traces the inner model."""
+def _handed_on(facts: View, decisions: Decisions) -> Iterator[Change]:
+    """What copies, traces, exports or draws a model, or averages a copy of it, gets the inner model."""
     for call in facts.calls:
-        if (
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr in ("add_graph", "watch")
-            and call.args
-            and decisions.prepared_here(call.args[0], "model")
-        ):
-            edits = wrap_expression(facts.source, call.args[0], f"{decisions.accelerator(call)}.unwrap_model(", ")")
-            yield Change(CODE, NAME, "a tracker traces the inner model", call.lineno, edits, source="R17")
+        drawn = isinstance(call.func, ast.Attribute) and call.func.attr in ("add_graph", "watch")
+        paths = facts.any_path(call)
+        taken = bool(paths) and all(names.TAKES_PLAIN.match(path) or names.EMA.match(path) for path in paths)
+        given = [*call.args[:1], *(k.value for k in call.keywords if k.arg in ("model", "func", "obj"))]
+        if not given or not (drawn or taken) or not decisions.prepared_here(given[0], "model"):
+            continue
+        if isinstance(given[0], ast.Attribute) and given[0].attr == "module":
+            continue  # unwrapped as an attribute
+        edits = wrap_expression(facts.source, given[0], f"{decisions.accelerator(call)}.unwrap_model(", ")")
+        reason = "a tracker traces the inner model" if drawn else "the inner model is copied, traced or exported, not what wraps it"
+        yield Change(CODE, NAME, reason, call.lineno, edits, source="R17")
 
 
 def _trains(facts: View, node: ast.Attribute) -> bool:
@@ -109,6 +112,50 @@ def _change(facts: View, decisions: Decisions, node: ast.Attribute) -> Change:
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+traced = torch.jit.trace(model, torch.ones(1, 8))
+traced.save("net.pt")
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+
+traced = torch.jit.trace(accelerator.unwrap_model(model), torch.ones(1, 8))
+if accelerator.is_main_process:
+    traced.save("net.pt")
+""",
+    ),
     (
         """\
 import torch
