@@ -287,7 +287,9 @@ class _Reader:
 
 
 def _enumerated(loop: Loop) -> tuple[str, int] | None:
-    """The index of `for i, batch in enumerate(loader, start)` (a progress bar around it passed over), and where it starts."""
+    """The index of `for i, batch in enumerate(loader, start)` or `for i in range(...)` (a progress bar passed over), and where it starts."""
+    if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
+        return _ranged(loop.target.id, loop.iter)
     if not isinstance(loop, (ast.For, ast.AsyncFor)) or not isinstance(loop.target, ast.Tuple) or not isinstance(loop.target.elts[0], ast.Name):
         return None
     call = loop.iter
@@ -299,6 +301,18 @@ def _enumerated(loop: Loop) -> tuple[str, int] | None:
     if start is None:
         return loop.target.elts[0].id, 0
     return (loop.target.elts[0].id, start.value) if isinstance(start, ast.Constant) and isinstance(start.value, int) else None
+
+
+def _ranged(name: str, call: ast.expr) -> tuple[str, int] | None:
+    """The index of a loop over `range(n)` or `range(0, n)`, and where it starts."""
+    match call:
+        case ast.Call(func=ast.Name(id="range" | "trange"), args=[_]):
+            return name, 0
+        case ast.Call(func=ast.Name(id="range" | "trange"), args=[ast.Constant(value=int(start)), _]):
+            return name, start
+        case ast.Call(func=ast.Name(id="tqdm"), args=[inner]):
+            return _ranged(name, inner)
+    return None
 
 
 def _increments(train: TrainLoop, name: str) -> list[ast.AugAssign]:

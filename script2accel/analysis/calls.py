@@ -16,6 +16,7 @@ MAX_RUNS = 24  # how often one function's body is followed
 MAX_STEPS = 40  # times the number of nodes: beyond it, a function is followed twice only
 MOST_NAMED = 8  # functions and classes of a module that a name known at run time may mean
 ITERATORS = re.compile(r"^(iter|list|tuple|reversed|sorted|itertools\.(cycle|islice|chain)|more_itertools\.\w+)$")
+ONE_BY_ONE = re.compile(r"^(iter|itertools\.(cycle|islice)|more_itertools\.\w+)$")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Keywords = dict[str | None, Value]
 EQUAL_ON_RANKS = frozenset({"len", "isinstance", "type", "hasattr", "id", "callable", "issubclass"})
@@ -272,7 +273,7 @@ class Calls(Expressions):
         else:
             result = self.returns.get(node, NOTHING)
         if generator:
-            return self.world.value("made", "generator", None, node)
+            return Value(frozenset((self.world.obj("made", "generator", None, node, _nested(self.phase, call)),)), frozenset())
         return result
 
     def most_runs(self) -> int:
@@ -288,6 +289,7 @@ class Calls(Expressions):
         raise NotImplementedError  # in Machine
 
     def _generators(self) -> frozenset[ast.AST]:
+        """The functions that yield."""
         count = len(self.source.sources)
         if self._generator_set[0] != count:
             self._generator_set = count, frozenset(self.source.scope(n) for n in self.source.nodes if isinstance(n, (ast.Yield, ast.YieldFrom)))
@@ -354,6 +356,10 @@ class Calls(Expressions):
                     self.iterated(value, node)
                 for o in value.objs if path == "iter" else ():
                     self.use(o, "iter", node)
+            if ONE_BY_ONE.match(path) and first.objs:  # no other name for what it runs over: preparing it would do nothing
+                made = self.world.obj("iter", "over", None, node, self.phase)
+                self.put((made, 0), first)
+                return Value(frozenset((made,)), first.marks)
             return first if path != "itertools.chain" else join_all(args)
         if path == "next":
             self.iterated(first, node)

@@ -19,6 +19,7 @@ BINDERS = (  # what binds names, or has a scope of its own
     ast.Module, ast.Name, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.ExceptHandler, ast.MatchAs, ast.MatchStar,
     ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.comprehension,
 )  # fmt: skip
+RANGES = ("range", "tqdm.trange")
 LEAVES = (ast.expr_context, ast.Constant, ast.operator, ast.cmpop, ast.boolop, ast.unaryop, ast.alias)
 
 
@@ -34,7 +35,7 @@ class Expressions:
         self.uses: dict[Obj, dict[tuple[str, ast.AST], None]] = {}
         self.operands: dict[ast.AST, list[tuple[Value, ...]]] = {}
         self.returns: dict[ast.AST, Value] = {}
-        self.yields: dict[ast.AST, Value] = {}
+        self.yields: dict[tuple[ast.AST, str | None], Value] = {}  # (generator function, the context of its call or None for any)
         self.bases: dict[Obj, list[Obj]] = {}
         self.instances: dict[Obj, list[Obj]] = {}
         self.attribute_writes: dict[tuple[Obj, str], list[ast.Attribute]] = {}
@@ -60,6 +61,10 @@ class Expressions:
         self._weight_readers: dict[tuple[ast.AST, str], bool] = {}
         self._making: dict[ast.AST, ast.AST] = {}
         self.makings: set[ast.AST] = set()  # calls that make a tensor on the CPU: they mark it until it is moved
+        self._drawing: dict[tuple[ast.AST, Obj], ast.AST] = {}
+        self.drawings: dict[
+            ast.AST, tuple[ast.AST, Obj]
+        ] = {}  # where `next`, a generator or a loop over indices gave a value: they mark what comes of it
         self.flows: set[ast.AST] = set()  # calls of prepared models: they mark what they give, until it is detached
         self.definitions = [node for entry in source.entries for node in entry.nodes if isinstance(node, FUNCTIONS)]
         self.locals: list[dict[str, Value]] = []
@@ -238,6 +243,8 @@ class Expressions:
             return self.world.value("external", f"{obj.name}.{name}")
         if obj.kind == "module":
             return self.module_member(obj, name, node)
+        if obj.kind == "const" and obj.name is None:
+            return NOTHING  # None has no parts: what it stands for comes from elsewhere
         if obj.kind != "class" and (obj, name) in self.store:
             return self.store[obj, name]
         if obj.kind == "instance":
@@ -431,15 +438,18 @@ class Expressions:
 
     def ev_Yield(self, node: ast.Yield, scope: ast.AST) -> Value:
         value = self.eval(node.value, scope) if node.value is not None else NOTHING
-        function = self.source.scope(node)
-        self.yields[function] = self.yields.get(function, NOTHING).join(value)
+        self._yielded(node, value)
         return NOTHING
+
+    def _yielded(self, node: ast.AST, value: Value) -> None:
+        function = self.source.scope(node)
+        for key in ((function, None), (function, self.phase)):
+            self.yields[key] = self.yields.get(key, NOTHING).join(value)
 
     def ev_YieldFrom(self, node: ast.YieldFrom, scope: ast.AST) -> Value:
         source = self.eval(node.value, scope)
         self.iterated(source, node)
-        function = self.source.scope(node)
-        self.yields[function] = self.yields.get(function, NOTHING).join(self.element(source, node))
+        self._yielded(node, self.element(source, node))
         return NOTHING
 
     def ev_Lambda(self, node: ast.Lambda, scope: ast.AST) -> Value:
@@ -532,6 +542,30 @@ class Expressions:
         return join_all([self._element(obj, node) for obj in (value.objs - bars or bars)]).marked(marks)
 
     def _element(self, obj: Obj, node: ast.AST) -> Value:
+        value = self._one_of(obj, node)
+        return value.marked(frozenset((self.drawing(node, obj),))) if obj.kind != "iter" and self._draws(obj, node) else value
+
+    def _draws(self, obj: Obj, node: ast.AST) -> bool:
+        """Whether a place draws by `next`, in or from an iterator of the script's own, or from a range of indices: what comes of it is followed."""
+        if obj.kind == "instance" or (obj.kind == "made" and (obj.name == "generator" or obj.path in RANGES)):
+            return True
+        return isinstance(node, (ast.Call, ast.YieldFrom)) or (
+            isinstance(node, (ast.For, ast.AsyncFor)) and self.source.scope(node) in self._generators()
+        )
+
+    def drawing(self, node: ast.AST, obj: Obj) -> ast.AST:
+        """The mark of what a place draws from an object."""
+        mark = self._drawing.get((node, obj))
+        if mark is None:
+            mark = self._drawing[node, obj] = ast.Pass(lineno=getattr(node, "lineno", 0))
+            self.drawings[mark] = (node, obj)
+        return mark
+
+    def _generators(self) -> frozenset[ast.AST]:
+        """The functions that yield."""
+        raise NotImplementedError  # in Calls
+
+    def _one_of(self, obj: Obj, node: ast.AST) -> Value:
         if obj.kind == "iter":
             if obj.name == "enumerate":
                 pair = self.world.obj("tuple", "enumerate", obj, node)
@@ -549,7 +583,8 @@ class Expressions:
                 self.put((pair, 0), self.world.value("made", "key", None, obj.site))
                 self.put((pair, 1), self.store.get((obj, 0), NOTHING))
                 return Value(frozenset((pair,)), frozenset())
-            return self.store.get((obj, 0), NOTHING)
+            inner = self.store.get((obj, 0), NOTHING)
+            return self.element(inner, node) if obj.name == "over" else inner
         if obj.kind in ("list", "tuple"):
             return self.anything_in(obj)
         if obj.kind == "dict":
@@ -557,20 +592,28 @@ class Expressions:
         if obj.kind == "external":
             return self.world.value("item", "*", obj)
         if obj.kind == "made" and isinstance(obj.name, str) and obj.name == "generator":
-            return self.yields.get(obj.site, NOTHING)  # type: ignore[arg-type]
+            assert obj.site is not None
+            return self.yields.get((obj.site, obj.context)) or self.yields.get((obj.site, None), NOTHING)
         if obj.kind == "instance":
-            for name in ("__next__", "__getitem__", "__iter__"):
-                method = self.class_member(obj, name)
-                if method is not None and name == "__iter__":
-                    made = self.call_objects(method, node, [], {})
-                    return self.element(made, node) if made.objs != frozenset((obj,)) else self.world.value("item", "*", obj)
-            return self.world.value("item", "*", obj)
-        if obj.kind == "made" and obj.path in ("range", "tqdm.trange"):
+            return self._of_instance(obj, node)
+        if obj.kind == "made" and obj.path in RANGES:
             return self.world.value("made", "index", None, obj.site)
         if obj.kind in ("const", "expr"):
             return self.world.value("item", "*", obj)
         marks = frozenset((node,)) if self.sharded(obj) else frozenset()
         return self.world.value("item", "*", obj, None, marks)
+
+    def _of_instance(self, obj: Obj, node: ast.AST) -> Value:
+        """What an instance of a class of the script gives as an iterator (to `next`), or as something to iterate over."""
+        order = ("__next__", "__iter__") if isinstance(node, ast.Call) else ("__iter__", "__next__")
+        for name in order:
+            method = self.class_member(obj, name)
+            found = self.call_objects(method, node, [], {}) if method is not None else NOTHING
+            if name == "__iter__" and found.objs != frozenset((obj,)):
+                found = self.element(found, node)
+            if found.objs and found.objs != frozenset((obj,)):
+                return found
+        return self.world.value("item", "*", obj)
 
     def sharded(self, obj: Obj) -> bool:
         """Whether an object gives each rank data of its own."""
@@ -656,7 +699,11 @@ class Expressions:
 
     def marks_of(self, node: ast.AST) -> frozenset[ast.AST]:
         """What makes an expression differ between ranks."""
-        return self.at[node].marks - self.detours - self.flows - self.makings if node in self.at else frozenset()
+        return self.at[node].marks - self.detours - self.flows - self.makings - self.drawings.keys() if node in self.at else frozenset()
+
+    def drawn_into(self, node: ast.AST) -> list[tuple[ast.AST, Obj]]:
+        """What an expression is computed from of that which `next`, generators and loops over indices gave: (place, object drawn from)."""
+        return [self.drawings[mark] for mark in self.at[node].marks & self.drawings.keys()] if node in self.at else []
 
     def made_into(self, node: ast.AST) -> frozenset[ast.AST]:
         """The calls that made, on the CPU, what an expression is computed from."""

@@ -64,11 +64,15 @@ class EvalLoop:
 
 @dataclass(frozen=True, eq=False)
 class TrainLoop:
-    """The innermost loop around a backward pass that brings data; `loaders` is empty for hand-made batches."""
+    """The innermost loop around a backward pass that brings data; `loaders` is empty for hand-made batches.
+
+    `draws` are the places in it, or in generators that it runs, where `next` or a loop takes batches from loaders: (place, loader).
+    """
 
     loop: Loop
     loaders: tuple[Obj, ...]
     backwards: tuple[Backward, ...]
+    draws: tuple[tuple[ast.AST, Obj], ...] = ()
 
 
 class Facts:
@@ -363,13 +367,42 @@ class Facts:
     def train_loops(self) -> list[TrainLoop]:
         """The loops that train."""
         table: dict[Loop, list[Backward]] = {}
+        draws: dict[Loop, dict[tuple[ast.AST, Obj], None]] = {}
         for backward in self.backwards:
             loops = self.all_loops(backward.call)
-            with_data = [loop for loop in loops if self.loaders_of(loop)]
+            drawn = {loop: self.draws_of(backward, loop) for loop in loops}
+            with_data = [loop for loop in loops if self.loaders_of(loop) or drawn[loop]]
             chosen = (with_data or loops)[:1]
             for loop in chosen:
                 table.setdefault(loop, []).append(backward)
-        return [TrainLoop(loop, self.trained_by(loop), tuple(found)) for loop, found in table.items()]
+                draws.setdefault(loop, {}).update(dict.fromkeys(drawn[loop]))
+        return [
+            TrainLoop(loop, tuple(dict.fromkeys((*self.trained_by(loop), *(o for _, o in draws[loop])))), tuple(found), tuple(draws[loop]))
+            for loop, found in table.items()
+        ]
+
+    def draws_of(self, backward: Backward, loop: Loop) -> list[tuple[ast.AST, Obj]]:
+        """Where a loop takes what a backward pass is computed from out of loaders, by `next` or through generators."""
+        drawn = [(node, obj.inner) for node, obj in self.machine.drawn_into(backward.loss) if self.roles.of(obj) == "loader"]
+        found = [(node, obj) for node, obj in dict.fromkeys(drawn) if node is not loop and self.runs_in(loop, node)]
+        return sorted(found, key=lambda item: (getattr(item[0], "lineno", 0), item[1].number))
+
+    def runs_in(self, loop: Loop, node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> bool:
+        """Whether a place runs while a loop does: in its text, in what it calls, or in a generator that it reads."""
+        if self.inside(loop, node):
+            return True
+        function = self.function(node)
+        if function in seen:
+            return False
+        cls = self.source.scope(function) if not isinstance(function, ast.Module) else None
+        readers = [
+            n for n, read in self.machine.drawings.values() if read.site is function or (isinstance(cls, ast.ClassDef) and self._made_of(read, cls))
+        ]
+        return any(n is loop or self.runs_in(loop, n, seen | {function}) for n in readers)
+
+    def _made_of(self, obj: Obj, cls: ast.ClassDef) -> bool:
+        """Whether an object is an instance of a class of the script, or of one below it."""
+        return obj.kind == "instance" and obj.base is not None and any(o.site is cls for o in (obj.base, *self.machine.ancestors(obj.base)))
 
     @cached_property
     def _train_loop_order(self) -> dict[Loop, int]:

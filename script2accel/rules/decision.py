@@ -21,6 +21,7 @@ from script2accel.diagnostics import Diagnostic, Evidence, Message, Severity
 from script2accel.knowledge import torch as names_
 
 CODE, NAME = "S2A702", "decision"
+DEEP = 8  # of a longer chain of calls the analysis keeps this much: a method stands for what it gives
 APART = Message(
     "S2A215",
     Severity.ERROR,
@@ -64,7 +65,7 @@ def _decisions(facts: View) -> Iterator[tuple[ast.AST, ast.expr, str]]:
     """(place, the expression that decides, about what) in the order of the text."""
     found: list[tuple[ast.AST, ast.expr, str]] = []
     for node in facts.source.nodes:
-        if isinstance(node, (ast.If, ast.While)) and facts.machine.marks_of(node.test):
+        if isinstance(node, (ast.If, ast.While)) and facts.machine.marks_of(node.test) and not _exhausted(facts, node.test):
             what = _at_stake(facts, node)
             if what:
                 found.append((node, node.test, what))
@@ -77,6 +78,29 @@ def _decisions(facts: View) -> Iterator[tuple[ast.AST, ast.expr, str]]:
             if facts.machine.marks_of(arg):
                 found.append((step.call, arg, "the learning rate"))
     yield from sorted(found, key=lambda item: item[0].lineno)  # type: ignore[attr-defined]
+
+
+def _exhausted(facts: View, test: ast.expr) -> bool:
+    """Whether a test asks if a prepared loader is at its end, `batch is None`: all ranks get as many batches."""
+    match test:
+        case ast.Compare(left=batch, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            objs = [o for o in facts.machine.at.get(batch, NOTHING).objs if not (o.kind == "const" and o.name is None)]
+            return bool(objs) and all(_dealt(facts, o) for o in objs)
+    return False
+
+
+def _dealt(facts: View, obj: Obj) -> bool:
+    """Whether an object is a batch of a prepared loader, a part of one, or what a method of these gave."""
+    while True:
+        if obj.kind == "prepared":
+            return facts.roles.of(obj) == "loader"
+        method = obj.base if obj.kind == "made" else None
+        if method is not None and method.kind == "attr" and method.base is not None:
+            obj = method.base
+        elif obj.base is not None and (obj.kind == "item" or (obj.kind == "attr" and obj.depth >= DEEP)):
+            obj = obj.base
+        else:
+            return False
 
 
 def _agrees(facts: View, node: ast.expr) -> bool:

@@ -12,8 +12,8 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
-from script2accel.analysis.facts import View
-from script2accel.analysis.values import NOTHING
+from script2accel.analysis.facts import TrainLoop, View
+from script2accel.analysis.values import NOTHING, Obj
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -39,6 +39,12 @@ WHOLE = Message(
     "this divides a rank's own sum by the size of the whole dataset: with N processes it shows 1/N",
     "divide by the number of samples that this rank has seen",
 )
+BESIDE = Message(
+    "S2A264",
+    Severity.NOTE,
+    "this loop reads {count} shuffled loaders side by side: in one process, too, their orders are drawn in another sequence than before",
+    "give each its own `generator=torch.Generator().manual_seed(...)` where the order must stay",
+)
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -48,6 +54,9 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         yield SCALED.at(facts.optimizer_steps[0].call.lineno if facts.optimizer_steps else 0)
     for call in _sums(facts):
         yield SUM.at(call.lineno, call.col_offset + 1)
+    for loop in facts.train_loops:
+        if (count := _side_by_side(facts, loop)) > 1:
+            yield BESIDE.at(loop.loop.lineno, loop.loop.col_offset + 1, count=count)
     layers = [c for c in facts.calls if names.BATCH_NORM.match(facts.path(c)) and not facts.path(c).endswith("SyncBatchNorm")]
     if layers:
         yield BATCH_NORM.at(layers[0].lineno, layers[0].col_offset + 1, count=len(layers))
@@ -57,6 +66,26 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     marked = next((c for c in facts.calls if facts.path(c) == "print" and any(facts.machine.marks_of(a) for a in c.args)), None)
     if marked is not None:
         yield ONE_RANK.at(marked.lineno, marked.col_offset + 1)
+
+
+def _side_by_side(facts: View, loop: TrainLoop) -> int:
+    """How many shuffled loaders a training loop reads at a time (not one after another, in several runs)."""
+    drawn = {loader for _, loader in loop.draws if _shuffled(loader)}
+    parts = 0
+    read = [loop.loop.iter] if isinstance(loop.loop, (ast.For, ast.AsyncFor)) else []
+    while read:
+        part = read.pop()
+        if isinstance(part, ast.Call) and facts.path(part) in ("zip", "enumerate"):
+            read += part.args
+        else:
+            parts += any(_shuffled(o) for o in facts.objects(part, "loader") if o not in drawn)
+    return len(drawn) + parts
+
+
+def _shuffled(loader: Obj) -> bool:
+    """Whether a loader draws its order from the global generator."""
+    shuffle = loader.arguments[2] if len(loader.arguments) > 2 else loader.keywords.get("shuffle", NOTHING)
+    return any(o.kind != "const" or o.name for o in shuffle.objs) and "generator" not in loader.keywords
 
 
 def _sums(facts: View) -> list[ast.Call]:
@@ -103,6 +132,26 @@ SCALED = Message(
     "use bf16, which needs no scaler",
 )
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+labelled = DataLoader(data, batch_size=16, shuffle=True)
+unlabelled = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for (x, y), (u, _) in zip(labelled, unlabelled):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y) + model(u).mean()
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A264",
+    ),
     (
         """\
 import torch

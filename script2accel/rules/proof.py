@@ -54,7 +54,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         return
     for loop in facts.train_loops:
         for loader in loop.loaders:
-            if ("iterated", loop.loop) in facts.machine.uses.get(loader, ()):
+            places = [loop.loop, *(place for place, read in loop.draws if read is loader)]
+            if any(("iterated", place) in facts.machine.uses.get(loader, ()) for place in places):
                 yield LOADER.at(loop.loop.lineno, loop.loop.col_offset + 1)
     trained = set(facts.models)
     for forward in facts.forwards:
