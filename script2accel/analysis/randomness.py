@@ -53,6 +53,24 @@ def loop_draws(facts: Facts) -> list[ast.Call]:
     return found
 
 
+def drawn_by(facts: Facts, call: ast.Call) -> str:
+    """The generator that a draw takes its numbers from: torch, numpy or random."""
+    path = facts.path(call)
+    return "torch" if path.startswith("torch.") else "numpy" if path.startswith("numpy.") else "random"
+
+
+def alike(facts: Facts, draws: list[ast.Call]) -> list[Seeding]:
+    """The seedings that make the ranks' draws the same; none where the generators of all draws are left as the system seeds them."""
+    kinds = {"all", *(drawn_by(facts, call) for call in draws)}
+    return [s for s in seedings(facts) if s.what in kinds]
+
+
+def settled(facts: Facts, seeds: list[Seeding], anchor: ast.stmt) -> bool:
+    """Whether all the seeding is done, once, before a statement runs."""
+    order = facts.machine.order
+    return all(not facts.all_loops(s.call) and order.get(s.statement, 0) < order.get(anchor, 0) for s in seeds)
+
+
 @dataclass(frozen=True, eq=False)
 class SetupDraw:
     """A draw that decides about the data: its generator, the call, the statement in front of which ranks must agree."""
@@ -70,7 +88,7 @@ def setup_draws(facts: Facts) -> list[SetupDraw]:
         path = facts.path(call)
         if not (names.RANDOM_FACTORY.match(path) or path in SPLITS) or any(k.arg == "generator" for k in call.keywords) or facts.in_train_loop(call):
             continue
-        what = "torch" if path.startswith("torch.") else "numpy" if path.startswith("numpy.") else "random"
+        what = drawn_by(facts, call)
         dataset = facts.inside_class(call, facts.dataset_classes)
         if dataset is not None:
             statement = _made_at(facts, dataset) if getattr(facts.function(call), "name", "") == "__init__" else None

@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.facts import View
-from script2accel.analysis.randomness import Seeding, loop_draws, seedings
+from script2accel.analysis.randomness import Seeding, alike, loop_draws, seedings, settled
 from script2accel.change.edits import CannotEditError, add_before, add_behind, ensure_import, merge, remove_statement, replace, taken
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -25,6 +25,12 @@ SAME_NOISE = Message(
     Severity.WARNING,
     "noise is drawn here in the training loop, and every rank is seeded alike: all ranks draw the same noise",
     "seed the other ranks apart behind prepare: `set_seed(seed, device_specific=True)`",
+)
+SAME_BATCHES = Message(
+    "S2A294",
+    Severity.ERROR,
+    "this loop draws its batches, and `{seed}` seeds every rank alike: all ranks would train on the same batches",
+    "seed with a number that is known where the model is made, in front of it, and convert again: the other ranks are then seeded apart",
 )
 
 
@@ -62,30 +68,100 @@ def _runs(facts: View, found: list[Seeding]) -> Iterator[list[Seeding]]:
 
 def _apart(facts: View, decisions: Decisions, found: list[Seeding]) -> Iterator[Change | Diagnostic]:
     draws = loop_draws(facts.program)
-    torch_seeds = [s for s in seedings(facts.program) if s.what in ("torch", "all")]
+    seeds = alike(facts.program, draws)
     own = [p for p in decisions.plan.prepares if facts.source.root(p.anchor) is facts.source.tree]
-    if not draws or not torch_seeds or not own:
+    if not draws or not seeds or not own:
         return
-    seed = torch_seeds[-1]
+    seed = seeds[-1]
     prepare = own[-1]
+    batches = [loop for loop in facts.train_loops if not loop.loaders]
     reachable = isinstance(seed.node, ast.Constant) or seed.scope is prepare.scope or seed.scope is facts.source.tree
-    if not reachable or not isinstance(seed.node, (ast.Constant, ast.Name, ast.Attribute)):
-        yield SAME_NOISE.at(draws[0].lineno, draws[0].col_offset + 1)
+    anchor, behind = prepare.anchor, prepare.behind
+    if not settled(facts, seeds, anchor) and facts.source.block(seed.statement) is facts.source.block(anchor):
+        anchor, behind = seed.statement, True  # the last seeding comes behind prepare
+    if (
+        not reachable
+        or not isinstance(seed.node, (ast.Constant, ast.Name, ast.Attribute))
+        or not settled(facts, [s for s in seeds if s.statement is not anchor], anchor)
+    ):
+        yield from (SAME_BATCHES.at(loop.loop.lineno, loop.loop.col_offset + 1, seed=facts.source.segment(seed.call)) for loop in batches)
+        if not batches:
+            yield SAME_NOISE.at(draws[0].lineno, draws[0].col_offset + 1)
         return
-    accelerator = decisions.accelerator(prepare.anchor)
+    accelerator = decisions.accelerator(anchor)
     code = f"if not {accelerator}.is_main_process:\n\tset_seed({seed.text}, device_specific=True)"
-    add = add_behind if prepare.behind else add_before
+    add = add_behind if behind else add_before
     try:
-        edits = merge([add(facts.source, prepare.anchor, code, rank=5), ensure_import(facts.source, "accelerate.utils", "set_seed")])
+        edits = merge([add(facts.source, anchor, code, rank=5), ensure_import(facts.source, "accelerate.utils", "set_seed")])
     except CannotEditError:
         yield SAME_NOISE.at(draws[0].lineno, draws[0].col_offset + 1)
         return
     yield Change(
-        CODE, NAME, f"noise is drawn in the loop (line {draws[0].lineno}): the other ranks draw their own", prepare.anchor.lineno, edits, source="R44"
+        CODE, NAME, f"noise is drawn in the loop (line {draws[0].lineno}): the other ranks draw their own", anchor.lineno, edits, source="R44"
     )
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import numpy as np
+import torch
+from torch import nn
+
+rows = torch.ones(64, 8)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+np.random.seed(1)
+
+for step in range(100):
+    optimizer.zero_grad()
+    loss = model(rows[np.random.randint(0, 64, 16)]).mean()
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import numpy as np
+import torch
+from torch import nn
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+accelerator = Accelerator()
+rows = torch.ones(64, 8).to(accelerator.device)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = accelerator.prepare(model, optimizer)
+np.random.seed(1)
+if not accelerator.is_main_process:
+    set_seed(1, device_specific=True)
+
+for step in range(100):
+    optimizer.zero_grad()
+    loss = model(rows[np.random.randint(0, 64, 16)]).mean()
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
+    (
+        """\
+import numpy as np
+import torch
+from torch import nn
+
+rows = torch.ones(64, 8)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for epoch in range(10):
+    np.random.seed(epoch)
+    for step in range(100):
+        optimizer.zero_grad()
+        loss = model(rows[np.random.randint(0, 64, 16)]).mean()
+        loss.backward()
+        optimizer.step()
+""",
+        "S2A294",
+    ),
     (
         """\
 import random
