@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from script2accel.analysis.facts import Facts, Function
+from script2accel.analysis.facts import Facts, Function, View
 from script2accel.knowledge import torch as names
 
 
@@ -118,3 +118,14 @@ def _made_at(facts: Facts, dataset: ast.ClassDef) -> ast.stmt | None:
     """The first statement that makes an instance of a dataset class."""
     sites = [o.site for cls, objs in facts.machine.instances.items() if cls.site is dataset for o in objs if isinstance(o.site, ast.Call)]
     return facts.source.statement(min(sites, key=lambda site: site.lineno)) if sites else None
+
+
+def module_name(facts: View, what: str) -> str | None:
+    """How the script calls the module that draws."""
+    if what == "torch":
+        return "torch"
+    wanted = "numpy" if what == "numpy" else "random"
+    for (owner, name), value in facts.machine.store.items():
+        if owner is facts.source.tree and any(o.kind == "external" and o.name == wanted for o in value.objs):
+            return str(name)
+    return None

@@ -191,6 +191,14 @@ ENVIRONMENT: Mapping[str, Version] = (
 """Variables that Accelerate reads in the process that trains (what its launcher sets)."""
 
 
+FIRST_STATE = {
+    "torch": ('synchronize_rng_states(["torch"])', "synchronize_rng_states"),
+    "numpy": ("{module}.random.set_state(broadcast_object_list([{module}.random.get_state()])[0])", "broadcast_object_list"),
+    "random": ("{module}.setstate(broadcast_object_list([{module}.getstate()])[0])", "broadcast_object_list"),
+}
+"""Generator -> the line that gives every rank the first one's state, and what of accelerate.utils it calls."""
+
+
 def needed(names: Iterable[str], table: Mapping[str, Version]) -> Version:
     """The oldest version that knows all the names. Raises KeyError for one that isn't in the table."""
     return max((table[name] for name in names), default=OLDEST)

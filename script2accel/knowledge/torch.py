@@ -48,6 +48,7 @@ MODULE_BASE = re.compile(
 )
 DATASET_BASE = re.compile(r"^torch\.utils\.data\.(dataset\.)?(\w*Dataset)$|^torchvision\.datasets\.[A-Z]\w+$")
 ITERABLE_DATASET_BASE = re.compile(r"^torch\.utils\.data\.(dataset\.)?(IterableDataset|IterDataPipe|ChainDataset)$")
+FOREIGN_STREAM = re.compile(r"^(webdataset|wids)\.\w+$")
 LOADER_BASE = LOADER
 SAMPLER_BASE = SAMPLER
 OPTIMIZER_BASE = re.compile(r"^torch\.optim\.(optimizer\.)?\w+$")
@@ -149,6 +150,13 @@ RANDOM_FACTORY = re.compile(
     r"|distributions\.\w+(\.\w+)*)$|^(numpy\.random|random)\.(?!seed|RandomState|default_rng|getstate|setstate|get_state|set_state"
     r"|Random$)\w+$"
 )
+GENERATOR = re.compile(r"^(torch\.Generator|numpy\.random\.(RandomState|default_rng|Generator)|random\.Random)$")
+DRAWING_METHODS = frozenset(  # of generators, and of tensors that fill themselves
+    {
+        "shuffle", "permutation", "permuted", "choice", "choices", "sample", "randint", "randrange", "integers", "random", "rand", "randn",
+        "uniform", "normal", "random_", "uniform_", "normal_", "bernoulli_", "standard_normal", "random_sample", "betavariate", "gauss",
+    }
+)  # fmt: skip
 CPU_TENSOR = re.compile(
     r"^torch\.(zeros|ones|full|empty|rand|randn|randint|arange|linspace|eye|tensor|as_tensor|from_numpy|FloatTensor|LongTensor|Tensor|DoubleTensor|IntTensor|BoolTensor)$"
 )

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from script2accel.analysis.facts import View
-from script2accel.analysis.randomness import seeded, setup_draws
+from script2accel.analysis.randomness import module_name, seeded, setup_draws
 from script2accel.change.edits import CannotEditError, add_before, ensure_import, merge
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.knowledge.accelerate import FIRST_STATE
 
 CODE, NAME = "S2A207", "same-draw"
 UNSEEDED = Message(
@@ -25,11 +26,6 @@ UNSEEDED = Message(
     "{what} is drawn here without a seed: each rank would draw its own data",
     "seed it at the start of the script, and convert again",
 )
-STATES = {
-    "torch": ('synchronize_rng_states(["torch"])', "synchronize_rng_states"),
-    "numpy": ("{module}.random.set_state(broadcast_object_list([{module}.random.get_state()])[0])", "broadcast_object_list"),
-    "random": ("{module}.setstate(broadcast_object_list([{module}.getstate()])[0])", "broadcast_object_list"),
-}
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -40,11 +36,11 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         text = f"`{facts.program.source.segment(call.func)}`"
         if seeded(facts.program, what) or not _matters(facts, decisions):
             continue
-        module = _module_name(facts, what)
+        module = module_name(facts, what)
         if module is None or facts.loops(statement):
             yield UNSEEDED.at(statement.lineno, statement.col_offset + 1, what=text)
             continue
-        code, name = STATES[what]
+        code, name = FIRST_STATE[what]
         decisions.accelerator(statement)
         try:
             edits = merge(
@@ -65,17 +61,6 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 
 def _matters(facts: View, decisions: Decisions) -> bool:
     return bool(decisions.plan.prepares)
-
-
-def _module_name(facts: View, what: str) -> str | None:
-    """How the script calls the module that draws."""
-    if what == "torch":
-        return "torch"
-    wanted = "numpy" if what == "numpy" else "random"
-    for (owner, name), value in facts.machine.store.items():
-        if owner is facts.source.tree and any(o.kind == "external" and o.name == wanted for o in value.objs):
-            return str(name)
-    return None
 
 
 EXAMPLES: list[tuple[str, str | None]] = [

@@ -1,7 +1,7 @@
 """Refuse the shapes of training that aren't converted yet.
 
 Several backward passes per batch, batches without a DataLoader, closures, gradients by `autograd.grad`,
-optimizers with steps of their own, iterable datasets and samplers of the script's own: each needs a conversion of its own, and a wrong one
+optimizers with steps of their own: each needs a conversion of its own, and a wrong one
 would train another model silently.
 Left alone: one backward pass per batch of a DataLoader, and an optimizer of PyTorch's form.
 Source: https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation
@@ -64,18 +64,6 @@ OWN_STEP = Message(
     "`{text}` isn't a step of PyTorch's form: prepare wouldn't reach the optimizer inside",
     "use an optimizer of torch.optim, or convert by hand",
 )
-STREAM = Message(
-    "S2A238",
-    Severity.ERROR,
-    "the dataset of this loader is iterable: rank 0 would read it all, and a stream that shards itself would lose data",
-    "use a map-style dataset, or convert by hand with `dispatch_batches=False`",
-)
-OWN_SAMPLER = Message(
-    "S2A239",
-    Severity.ERROR,
-    "`{text}` is a sampler of the script's own: if it draws from the global generator, ranks get overlapping data (measured)",
-    "use a sampler of torch.utils.data, or give it a `torch.Generator` and convert by hand",
-)
 ELSEWHERE = Message(
     "S2A240",
     Severity.ERROR,
@@ -110,7 +98,6 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             yield NO_LOADER.at(loop.loop.lineno, loop.loop.col_offset + 1)
     yield from _steps(facts)
     yield from _calls(facts, decisions)
-    yield from _loaders(facts)
     yield from _other_files(facts, decisions)
 
 
@@ -204,20 +191,6 @@ def _calls(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
             yield COMPILED.at(*place, text=text)
         elif any(p == "torch.autograd.grad" for p in paths) and not quiet(facts, call):
             yield BY_HAND.at(*place, text=text)
-
-
-def _loaders(facts: View) -> Iterator[Diagnostic]:
-    for loader in facts.loaders:
-        if loader.site is None:
-            continue
-        place = (loader.site.lineno, loader.site.col_offset + 1)  # type: ignore[attr-defined]
-        dataset = loader.arguments[0] if loader.arguments else loader.keywords.get("dataset", NOTHING)
-        if any(o.kind == "instance" and o.base is not None and facts.machine.reaches(o.base, names.ITERABLE_DATASET_BASE) for o in dataset.objs):
-            yield STREAM.at(*place)
-        for key in ("sampler", "batch_sampler"):
-            for obj in loader.keywords.get(key, NOTHING).objs:
-                if obj.kind == "instance":
-                    yield OWN_SAMPLER.at(*place, text=str(obj.name))
 
 
 def _other_files(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
@@ -387,59 +360,6 @@ for x, y in loader:
     optimizer.step_and_update_lr()
 """,
         "S2A237",
-    ),
-    (
-        """\
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        for number in range(64):
-            yield torch.full((8,), float(number)), number % 2
-
-
-loader = DataLoader(Stream(), batch_size=16)
-model = nn.Linear(8, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-""",
-        "S2A238",
-    ),
-    (
-        """\
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Sampler, TensorDataset
-
-
-class Drawn(Sampler):
-    def __iter__(self):
-        return iter(torch.randperm(64).tolist())
-
-    def __len__(self):
-        return 64
-
-
-data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
-loader = DataLoader(data, batch_size=16, sampler=Drawn())
-model = nn.Linear(8, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-""",
-        "S2A239",
     ),
     (
         """\
