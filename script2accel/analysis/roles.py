@@ -617,6 +617,28 @@ class Roles:
                 found[self.whole(_holder(obj.base))] = None
         return sorted(found, key=_position)
 
+    def owners_of_parameters(self, values: list[Value]) -> list[Obj]:
+        """The objects whose `parameters()` the values hold, as they are written: a part counts as the part."""
+        return [o.base.base.inner for o in self._held_in(values) if _gives_parameters(o) and o.base is not None and o.base.base is not None]
+
+    def holder(self, obj: Obj) -> Obj:
+        """The outermost object that an attribute is reached through."""
+        return _holder(obj)
+
+    def reads_prepared_weights(self, node: ast.AST) -> bool:
+        """Whether an expression can hold weights of a prepared model (or their gradients)."""
+        while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in ("data", "grad")):
+            node = node.value
+        if isinstance(node, ast.Attribute) and node.attr in ("weight", "bias"):
+            root: ast.AST = node
+            while isinstance(root, (ast.Attribute, ast.Subscript)):
+                root = root.value
+            if any(o.kind == "prepared" for o in self._held(root)):
+                return True
+        value = self.machine.at.get(node, NOTHING)
+        methods = [o.base for o in self._held_in([value]) if _gives_parameters(o)]
+        return any(m is not None and m.base is not None and m.base.kind == "prepared" and self.of(m.base) in ("model", "criterion") for m in methods)
+
     def loose_parameters(self, optimizer: Obj) -> list[Obj]:
         """The tensors that an optimizer is given to train and that no module of the script holds."""
         given = [optimizer.keywords.get("params", optimizer.arguments[0] if optimizer.arguments else NOTHING)]
@@ -751,9 +773,12 @@ _MODEL_SIGNS = frozenset({".parameters", ".named_parameters", ".zero_grad", ".lo
 
 
 def _holder(obj: Obj) -> Obj:
-    """`model.fc.parameters()` are the model's: the outermost object that is no attribute of an unknown."""
+    """`model.fc.parameters()` are the model's, `model[0].parameters()` too: the outermost object that is no attribute or layer of an unknown."""
     obj = obj.inner
-    while obj.kind == "attr" and obj.base is not None and obj.base.kind in ("made", "instance", "prepared", "attr"):
+    while obj.base is not None and (
+        (obj.kind == "attr" and obj.base.kind in ("made", "instance", "prepared", "attr"))
+        or (obj.kind == "item" and obj.base.inner.kind == "made" and names.MODULE.match(obj.base.inner.path))
+    ):
         obj = obj.base.inner
     return obj
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from script2accel.analysis.context import guarded, quiet, runs_layers
 from script2accel.analysis.distribution import inside_wrapper, passes_wrapper
 from script2accel.analysis.facts import View
+from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import replace, wrap_expression
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -38,6 +39,7 @@ WRITTEN = Message(
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     yield from _handed_on(facts, decisions)
+    yield from _layers(facts, decisions)
     for node in facts.source.nodes:
         if not isinstance(node, ast.Attribute) or node.attr in names.MODULE_API or node.value not in facts.machine.at:
             continue
@@ -76,16 +78,48 @@ def _handed_on(facts: View, decisions: Decisions) -> Iterator[Change]:
         yield Change(CODE, NAME, reason, call.lineno, edits, source="R17")
 
 
+def _layers(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    """`model[0]`, `len(model)`, `for layer in model`: a wrapped model is no sequence."""
+    for node in facts.source.nodes:
+        match node:
+            case ast.Subscript(value=model) | ast.For(iter=model) | ast.comprehension(iter=model):
+                pass
+            case ast.Call(func=ast.Name(id="len" | "list" | "enumerate"), args=[model]):
+                pass
+            case _:
+                continue
+        if isinstance(model, ast.Call) or not decisions.prepared_here(model, "model") or facts.in_module(model):
+            continue
+        above = facts.source.parents[node]
+        if isinstance(above, ast.Call) and above.func is node and not quiet(facts, node) and facts.in_train_loop(node):
+            yield PAST_FORWARD.at(model.lineno, model.col_offset + 1, text=facts.source.segment(node))
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            yield WRITTEN.at(model.lineno, model.col_offset + 1, text=facts.source.segment(node))
+        else:
+            edits = wrap_expression(facts.source, model, f"{decisions.accelerator(model)}.unwrap_model(", ")")
+            yield Change(CODE, NAME, "a wrapped model is no sequence of layers: the inner one is", model.lineno, edits, source="R17")
+
+
 def _trains(facts: View, node: ast.Attribute) -> bool:
     """Whether the attribute is called, runs layers, and what it gives comes to a backward pass."""
     call: ast.AST = node
     while isinstance(call, ast.Attribute):
         call = facts.source.parents[call]
+        if isinstance(call, ast.Attribute) and _weight(facts, call.value):
+            return False  # DDP synchronises what a weight adds to the loss together with the rest of its gradient
     if not isinstance(call, ast.Call) or quiet(facts, node) or node.attr in names.MODULE_NAMED:
         return False
     if not any(call in facts.machine.at[b.loss].marks for b in facts.backwards if b.loss in facts.machine.at):
         return False
     return runs_layers(facts, node)
+
+
+def _weight(facts: View, node: ast.expr) -> bool:
+    """Whether an expression is a parameter of a layer."""
+    if isinstance(node, ast.Attribute) and node.attr in ("weight", "bias"):
+        return True
+    objs = facts.machine.at.get(node, NOTHING).objs
+    return bool(objs) and all(names.PARAMETER.match(o.path) for o in objs)
 
 
 def _change(facts: View, decisions: Decisions, node: ast.Attribute) -> Change:

@@ -56,9 +56,8 @@ class Recorder:
         return os.path.relpath(full, self.home) if full.startswith(self.home + os.sep) else None
 
     def before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if id(optimizer) not in self.starts:
-            start = [p.detach().double().cpu().clone() for p in parameters(optimizer)]
-            self.starts[id(optimizer)] = (len(self.starts), optimizer, start)
+        _, _, start = self.starts.setdefault(id(optimizer), (len(self.starts), optimizer, []))
+        start += [p.detach().double().cpu().clone() for p in list(parameters(optimizer))[len(start) :]]  # a group may be added later
 
     def after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         index, _, start = self.starts[id(optimizer)]
