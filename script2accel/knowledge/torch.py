@@ -83,10 +83,7 @@ DISTRIBUTED_SAMPLER = re.compile(r"^torch\.utils\.data\.(distributed\.)?Distribu
 GROUP_CALL = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?(\w+)$")
 TAKES_RANK = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?init_process_group$|^torch\.utils\.data\.(distributed\.)?DistributedSampler$")
 SPAWN = re.compile(r"^torch\.multiprocessing\.(spawn\.)?spawn$")
-DISTRIBUTED = re.compile(
-    r"^torch\.distributed\.(\w+\.)*\w+$|^torch\.multiprocessing\.(spawn|Process)$|^horovod\.\w+(\.\w+)*$|^deepspeed\.(initialize"
-    r"|init_distributed)$|^apex\.amp\.\w+$|^torch_xla\."
-)
+DISTRIBUTED = re.compile(r"^torch\.distributed\.(\w+\.)*\w+$|^torch\.multiprocessing\.(spawn|Process)$|^apex\.amp\.\w+$|^torch_xla\.")
 
 # what calls do ------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from script2accel import birth
 from script2accel.analysis import listing
 from script2accel.analysis.facts import Facts, View
+from script2accel.analysis.frameworks import at_work
 from script2accel.analysis.machine import Machine
 from script2accel.analysis.program import Program, Read
 from script2accel.change.edits import CannotEditError
@@ -23,6 +24,7 @@ from script2accel.change.plan import Change, Plan
 from script2accel.decisions import Decisions, Draft, draft, rehearse
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.errors import SourceError
+from script2accel.knowledge.frameworks import FRAMEWORKS
 from script2accel.options import Options
 from script2accel.result import Outcome, Result, RoleLine
 from script2accel.rules import load
@@ -39,12 +41,19 @@ HANDED_ON = Message(
     "the {role} made here goes to `{text}`, and no training loop is seen: the loop is in code that can't be read",
     "convert the script together with the file that holds the loop",
 )
+FRAMEWORK = Message(
+    "S2A015",
+    Severity.NOTE,
+    "this file already uses {name}, which runs the training loop itself: there is no plain loop to convert",
+    "see {docs}",
+)
 IN_THE_WAY = Message(
     "S2A013",
     Severity.ERROR,
     "`{name}` must take the accelerator, and {callers} calls it too, which can't be converted with this script",
     "convert those scripts first by hand, or give this script a copy of the function",
 )
+WORTH_READING = (b"torch", b"transformers", b"keras", b"fastai", b"mmengine")
 Others = Callable[[], Iterable[str]]
 MOST_ENTRIES = 8
 
@@ -161,7 +170,7 @@ class Road:
 
     def travel(self) -> Travelled:
         """Go the whole way."""
-        if not any(b"torch" in source.raw for source in self.program.entries) and self.program.read is None:
+        if not any(word in source.raw for source in self.program.entries for word in WORTH_READING) and self.program.read is None:
             return self._end(Outcome.NOT_TRAINING)
         self.facts = Facts(Machine(self.program).run())
         if any(_uses_accelerate(source) for source in self.program.sources if source.tree in self.facts.machine.imported):
@@ -237,6 +246,8 @@ class Road:
         return self._end(Outcome.REFUSED if errors else Outcome.READY)
 
     def _no_loop(self) -> Travelled:
+        if self._framework():
+            return self._end(Outcome.NOT_TRAINING)
         for call in self.facts.calls:
             path = self.facts.path(call)
             if path.split(".")[0] in ("torch", "torchvision", "numpy") or "." not in path:
@@ -247,6 +258,14 @@ class Road:
                     self._take(source, HANDED_ON.at(call.lineno, call.col_offset + 1, role="optimizer", text=source.segment(call.func)))
                     return self._end(Outcome.REFUSED)
         return self._end(Outcome.NOT_TRAINING)
+
+    def _framework(self) -> bool:
+        """Whether a library runs the training; told, if so."""
+        found = at_work(self.facts, FRAMEWORKS)
+        if found is not None:
+            place = found[1]
+            self._take(self.program.of(place), FRAMEWORK.at(place.lineno, place.col_offset + 1, name=found[0].name, docs=found[0].docs))  # type: ignore[attr-defined]
+        return found is not None
 
     def _end(self, outcome: Outcome) -> Travelled:
         shown = [s for s in self.program.sources if s in self.program.entries or any(d.severity is Severity.ERROR for d in self.said.get(s, ()))]
