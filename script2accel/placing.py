@@ -11,6 +11,7 @@ from script2accel.analysis.context import guarded
 from script2accel.analysis.distribution import agreements, dealt, summed_by_hand, unsettled
 from script2accel.analysis.facts import EvalLoop, Facts, Forward, Function, Loop
 from script2accel.analysis.homes import Binding, Homes
+from script2accel.analysis.slicing import Sliced, sliced_loops
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.evaluation import EveryRank, Gather, plan_evaluation
@@ -62,6 +63,7 @@ class Draft:
     problems: list[Diagnostic] = field(default_factory=list)
     shares: list[EvalLoop] = field(default_factory=list)
     agreements: list[tuple[ast.stmt, str]] = field(default_factory=list)
+    slices: list[Sliced] = field(default_factory=list)
     prepared: frozenset[Ident] = frozenset()
 
 
@@ -71,6 +73,7 @@ def draft(facts: Facts) -> Draft:
     training = {ident(o) for loop in facts.train_loops for o in loop.loaders}
     blocked = set()
     result.agreements = list(agreements(facts))
+    result.slices = sliced_loops(facts)
     for loop in facts.eval_loops:
         sums = summed_by_hand(facts, loop.loop) if any(dealt(o) for o in loop.loaders) else []
         for call in sums:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from script2accel.analysis.facts import Facts, Function
 from script2accel.analysis.machine import Machine
+from script2accel.analysis.slicing import ordered
 from script2accel.analysis.values import NOTHING, Value
 from script2accel.evaluation import Gather
 from script2accel.placing import Draft, Prepare, ident
@@ -24,7 +25,12 @@ def rehearse(facts: Facts, plan: Draft) -> Machine:
         behind.setdefault(gather.statement, []).append(_agreement(facts, gather))
     for statement, path in plan.agreements:
         behind.setdefault(statement, []).append(_unmark(facts, statement, path))
-    return Machine(facts.source, before, behind).run()
+    for sliced in plan.slices:
+        for draw in sliced.draws if sliced.problem is None else ():
+            behind.setdefault(draw, []).append(_unmark(facts, draw, ast.unparse(ordered(draw) or ast.Constant(0))))
+    machine = Machine(facts.source, before, behind)
+    machine.dealt = frozenset(s.loop for s in plan.slices if s.problem is None)
+    return machine.run()
 
 
 def _binder(prepare: Prepare) -> Bind:

@@ -17,6 +17,7 @@ MAX_STEPS = 40  # times the number of nodes: beyond it, a function is followed t
 MOST_NAMED = 8  # functions and classes of a module that a name known at run time may mean
 ITERATORS = re.compile(r"^(iter|list|tuple|reversed|sorted|itertools\.(cycle|islice|chain)|more_itertools\.\w+)$")
 ONE_BY_ONE = re.compile(r"^(iter|itertools\.(cycle|islice)|more_itertools\.\w+)$")
+SHUFFLES = re.compile(r"^(numpy\.random|random)\.shuffle$")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Keywords = dict[str | None, Value]
 EQUAL_ON_RANKS = frozenset({"len", "isinstance", "type", "hasattr", "id", "callable", "issubclass"})
@@ -49,7 +50,14 @@ class Calls(Expressions):
         if isinstance(node.func, ast.Name) and node.func.id == "super" and self._of_own_class(node, scope):
             return self._super(node, scope)
         result = self.call_objects(callee, node, args, keywords)
+        if args and isinstance(node.args[0], (ast.Name, ast.Attribute)) and any(SHUFFLES.match(o.path) or self._own_shuffle(o) for o in callee.objs):
+            self.assign(node.args[0], args[0].marked(frozenset((node,))), scope)  # in place
         return result.marked(frozenset((node,))) if self._past_forward(node.func) else result
+
+    def _own_shuffle(self, callee: Obj) -> bool:
+        """Whether it is the `shuffle` of a generator that the system seeds."""
+        base = callee.base if callee.kind == "attr" and callee.name == "shuffle" else None
+        return base is not None and names.GENERATOR.match(base.path) is not None and not (base.arguments or base.keywords)
 
     def _plain(self, node: ast.Call, callee: Value, args: list[Value], keywords: Keywords) -> None:
         """A prepared model that goes where only its weights are read (an EMA's update) goes there unwrapped."""
@@ -449,7 +457,7 @@ class Calls(Expressions):
         self.use(base, "." + name, node)
         if base.inner is not base:
             self.use(base.inner, "." + name, node)
-        if ACCELERATOR.match(base.path) or self.is_accelerator(base):
+        if self.tells_place(base):
             found = self._accelerator(base, name, node, args, keywords, marks)
             if found is not None:
                 return found
@@ -458,6 +466,8 @@ class Calls(Expressions):
             return Value(args[0].objs, marks)
         if base.kind in ("list", "dict", "iter"):
             return self._container(base, name, node, args, keywords, marks)
+        if name in names.DRAWING_METHODS and names.GENERATOR.match(base.path) and not (base.arguments or base.keywords):
+            marks = marks | {node}  # a generator that the system seeds
         if name in DETACHING:
             marks -= self.flows
         if name in names.MOVES or name in ("type_as", "item", "tolist", "numpy", "to_device"):
@@ -482,6 +492,10 @@ class Calls(Expressions):
         above = self.source.parents.get(node)
         unknown = base.kind in ("param", "attr", "const") and isinstance(above, ast.Attribute) and above.attr == "backward"
         return names.SCALER.match(base.path) is not None or unknown
+
+    def tells_place(self, obj: Obj) -> bool:
+        """Whether an object is an Accelerator, or used as one."""
+        return ACCELERATOR.match(obj.path) is not None or self.is_accelerator(obj)
 
     def is_accelerator(self, obj: Obj) -> bool:
         """Whether an unknown parameter or attribute is used as an accelerator is."""

@@ -65,6 +65,7 @@ class Expressions:
         self.drawings: dict[
             ast.AST, tuple[ast.AST, Obj]
         ] = {}  # where `next`, a generator or a loop over indices gave a value: they mark what comes of it
+        self.dealt: frozenset[ast.AST] = frozenset()  # loops over places of the data, of which each rank will take its own
         self.flows: set[ast.AST] = set()  # calls of prepared models: they mark what they give, until it is detached
         self.definitions = [node for entry in source.entries for node in entry.nodes if isinstance(node, FUNCTIONS)]
         self.locals: list[dict[str, Value]] = []
@@ -265,11 +266,17 @@ class Expressions:
                 return below
             return self.world.value("attr", name, obj)
         self.use(obj, "attr:" + name, node)
+        if name == "process_index" and self.tells_place(obj):
+            return self.world.value("attr", name, obj, None, frozenset((self.drawing(node, obj),)))
         if name == "module" and obj.kind in ("made", "param", "instance"):
             return Value(frozenset((obj,)), frozenset())
         if name == "device":
             return self.world.value("attr", "device", obj)
         return self.world.value("attr", name, obj)
+
+    def tells_place(self, obj: Obj) -> bool:
+        """Whether an object is an Accelerator, or used as one."""
+        raise NotImplementedError  # in Calls
 
     def module_member(self, obj: Obj, name: str, node: ast.AST) -> Value:
         """A name of a module of the project, or a module below it."""
@@ -597,7 +604,7 @@ class Expressions:
         if obj.kind == "instance":
             return self._of_instance(obj, node)
         if obj.kind == "made" and obj.path in RANGES:
-            return self.world.value("made", "index", None, obj.site)
+            return self.world.value("made", "index", None, obj.site, frozenset((node,)) if node in self.dealt else frozenset())
         if obj.kind in ("const", "expr"):
             return self.world.value("item", "*", obj)
         marks = frozenset((node,)) if self.sharded(obj) else frozenset()

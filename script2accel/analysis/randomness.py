@@ -103,8 +103,11 @@ SPLITS = frozenset({"torch.utils.data.random_split", "torch.utils.data.dataset.r
 
 
 def _feeding(facts: Facts) -> frozenset[ast.AST]:
-    """Draws whose values a loader is made of."""
+    """Draws whose values a loader is made of, or training without one is computed from."""
     marks: frozenset[ast.AST] = frozenset()
+    for train in facts.train_loops:
+        for backward in train.backwards if not train.loaders else ():
+            marks |= facts.machine.marks_of(backward.loss)
     for loader in facts.loaders:
         for value in (*loader.arguments, *loader.keywords.values()):
             marks |= value.marks

@@ -145,7 +145,7 @@ SEED = {
 RANDOM_FACTORY = re.compile(
     r"^torch\.(randn?|randint|randperm|normal|bernoulli|multinomial|rand_like|randn_like|randint_like|poisson"
     r"|distributions\.\w+(\.\w+)*)$|^(numpy\.random|random)\.(?!seed|RandomState|default_rng|getstate|setstate|get_state|set_state"
-    r"|Random$)\w+$"
+    r"|Random$)\w+$|^sklearn\.utils\.(shuffle|resample)$"
 )
 GENERATOR = re.compile(r"^(torch\.Generator|numpy\.random\.(RandomState|default_rng|Generator)|random\.Random)$")
 DRAWING_METHODS = frozenset(  # of generators, and of tensors that fill themselves

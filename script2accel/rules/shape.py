@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from script2accel.analysis.context import quiet
 from script2accel.analysis.facts import Backward, TrainLoop, View
 from script2accel.analysis.randomness import loop_draws
+from script2accel.analysis.slicing import dealt_by_hand
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -93,8 +94,9 @@ LIBRARIES = frozenset(  # a call into one of these doesn't train
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     yield from _backwards(facts)
+    sliced = {s.train.loop for s in decisions.plan.slices}  # told by the rule that deals them out
     for loop in facts.train_loops:
-        if not loop.loaders and not _draws_its_data(facts, loop):
+        if not loop.loaders and loop.loop not in sliced and not dealt_by_hand(facts, loop) and not _draws_its_data(facts, loop):
             yield NO_LOADER.at(loop.loop.lineno, loop.loop.col_offset + 1)
     yield from _steps(facts)
     yield from _calls(facts, decisions)
@@ -260,9 +262,9 @@ rows = torch.ones(64, 8)
 model = nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-for start in range(0, 64, 16):
+for step in range(100):
     optimizer.zero_grad()
-    loss = model(rows[start : start + 16]).mean()
+    loss = model(rows).mean()
     loss.backward()
     optimizer.step()
 """,

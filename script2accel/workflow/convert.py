@@ -369,7 +369,7 @@ def _summary(facts: Facts, options: Options, path: str) -> Iterator[tuple[str, s
             if isinstance(call, ast.Call):
                 node = next((k.value for k in call.keywords if k.arg == "batch_size"), call.args[1] if len(call.args) > 1 else None)
                 sizes.append(facts.source.segment(node) if node is not None else "the loader's batch size")
-    size = sizes[0] if sizes else "the loader's batch size"
+    size = sizes[0] if sizes else "the script's batch size"
     if options.batch == "global":
         yield "global batch", f"{size} (split over the processes; it must be a multiple of their number), as many optimizer steps per epoch as before"
     else:
