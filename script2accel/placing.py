@@ -233,7 +233,7 @@ class Placer:
 
     def _path(self, obj: Obj, scope: Function) -> str | None:
         found = self.homes.bindings(obj, scope)
-        good = [b.path for b in found if b.path.isidentifier() or b.path.startswith("self.") or "[" in b.path]
+        good = [b.path for b in found if b.path.replace(".", "").isidentifier() or "[" in b.path]
         if len(set(good)) < 2:
             return good[0] if good else None
         used = self._used_names(obj)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from script2accel.analysis.facts import Facts
@@ -255,6 +256,25 @@ def runs_before(facts: Facts, model: Obj) -> bool:
         if what == "given" and isinstance(node, ast.Call) and _keeps(facts.path(node)):
             return facts.roles.of_node(node) not in ("optimizer", "scheduler")
     return False
+
+
+def copied_before(facts: Facts, model: Obj) -> bool:
+    """Whether weights of a model are copied (for an average, by an optimizer around another) before it is prepared: copies lie where it lies."""
+    known: frozenset[Obj] | None = facts.program.__dict__.get("copied_models")
+    if known is None:
+        known = facts.program.__dict__["copied_models"] = frozenset(_copied(facts.program))
+    return model in known
+
+
+def _copied(facts: Facts) -> Iterator[Obj]:
+    inner = {o for held in facts.wrapped_optimizers.values() for o in held}
+    yield from (m for m, by in facts.roles.training.items() if inner & set(by))
+    for call in facts.calls:
+        copied = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("clone", "detach") else None
+        if copied is None and call.args and (names.LIKE.match(facts.path(call)) or facts.path(call) == "copy.deepcopy"):
+            copied = call.args[0]
+        if copied is not None and not facts.roles.reads_prepared_weights(copied):
+            yield from facts.roles.parameters_of([facts.machine.at.get(copied, NOTHING)])
 
 
 def _raw(facts: Facts, call: ast.Call) -> bool:

@@ -319,8 +319,25 @@ class Facts:
 
     @cached_property
     def optimizers(self) -> list[Obj]:
-        """The optimizers that step, in the order of their making."""
-        return list(dict.fromkeys(obj for step in self.optimizer_steps for obj in step.objs))
+        """The optimizers that step, in the order of their making; one that an object of the script steps stands for that object."""
+        return list(dict.fromkeys(obj for step in self.optimizer_steps for obj in step.objs if obj not in self.wrapped_optimizers))
+
+    @cached_property
+    def wrapped_optimizers(self) -> dict[Obj, tuple[Obj, ...]]:
+        """Objects of the script's own classes that step an optimizer which they hold, and do nothing else of a training -> those optimizers."""
+        stepped: dict[ast.AST, set[Obj]] = {}
+        for step in self.optimizer_steps:
+            stepped.setdefault(self.source.scope(self.function(step.call)), set()).update(step.objs)
+        training = {self.source.scope(self.function(b.call)) for b in self.backwards}
+        table: dict[Obj, tuple[Obj, ...]] = {}
+        for holder, held in self.roles.held_optimizers.items():
+            cls = holder.base.site if holder.base is not None else None
+            inner = tuple(o for o in held if o in stepped.get(cls, ()))  # type: ignore[arg-type]
+            given = {o.inner for value in (*holder.arguments, *holder.keywords.values()) for o in value.objs}
+            own = holder.base is not None and self.machine.reaches(holder.base, names.OPTIMIZER_BASE)
+            if inner and cls not in training and (own or given & set(inner)):
+                table[holder] = inner
+        return table
 
     @cached_property
     def models(self) -> list[Obj]:

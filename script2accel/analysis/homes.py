@@ -45,6 +45,19 @@ class Homes:
             for obj in value.objs:
                 if obj.kind not in ("const", "external", "function", "class"):
                     self.table.setdefault(obj.inner, []).append(Binding(path, scope, statement))
+        self._inside_wrappers()
+
+    def _inside_wrappers(self) -> None:
+        """An optimizer that only a wrapper of the script's own holds is reached through the wrapper's name: `noam.optimizer`."""
+        for holder, inner in self.facts.wrapped_optimizers.items():
+            cls = holder.base.site if holder.base is not None else None
+            for obj in inner:
+                named = [b for b in self.table.get(obj, ()) if b.statement is not None and self.facts.source.scope(b.scope) is not cls]
+                attributes = [name for (owner, name), value in self.facts.machine.store.items() if owner is holder and obj in value.objs]
+                if named or not attributes:
+                    continue
+                reached = [b for b in self.table.get(holder, ()) if b.statement is not None and self.facts.source.scope(b.scope) is not cls]
+                self.table[obj] = [Binding(f"{b.path}.{attributes[0]}", b.scope, b.statement) for b in reached] + self.table.get(obj, [])
 
     def bindings(self, obj: Obj, scope: Function | None = None) -> list[Binding]:
         """Every binding of an object, or those of one scope, in the order of the text."""

@@ -584,7 +584,21 @@ class Roles:
                 if what == ".add_param_group" and isinstance(node, ast.Call):
                     for model in self.parameters_of([self.machine.at[arg] for arg in node.args]):
                         table.setdefault(model, []).append(obj.inner)
+        for holder, inner in self.held_optimizers.items():  # an optimizer inside another has that one's parameters
+            for by in table.values():
+                if holder in by:
+                    by += [o for o in inner if o not in by and not any(o in others for others in table.values())]
         return table
+
+    @cached_property
+    def held_optimizers(self) -> dict[Obj, list[Obj]]:
+        """Instances of the script's classes (no nn.Module) -> the optimizers in their attributes."""
+        table: dict[Obj, list[Obj]] = {}
+        for (owner, name), value in self.machine.store.items():
+            if isinstance(owner, Obj) and owner.kind == "instance" and isinstance(name, str) and not self.machine.is_module(owner):
+                found = [o.inner for o in value.objs if o.inner is not owner and self.of(o) == "optimizer"]
+                table.setdefault(owner, []).extend(found)
+        return {owner: list(dict.fromkeys(found)) for owner, found in table.items() if found}
 
     def _is_optimizer(self, obj: Obj) -> bool:
         if obj.kind == "instance":
@@ -664,7 +678,8 @@ class Roles:
                 waiting += list(self.machine.anything_in(obj).objs)
             if obj.kind == "iter":
                 waiting += [o for i in range(4) if (obj, i) in self.machine.store for o in self.machine.store[obj, i].objs]
-            if obj.kind in ("item", "made") and obj.base is not None and obj.base.kind != "external":
+            part = obj.kind in ("item", "made") or (obj.kind == "attr" and obj.name in ("data", "grad"))
+            if part and obj.base is not None and obj.base.kind != "external":
                 waiting.append(obj.base)
             if obj.kind == "expr" and obj.site is not None:
                 waiting += [o for values_ in self.machine.operands.get(obj.site, ()) for value in values_ for o in value.objs]

@@ -156,6 +156,7 @@ DRAWING_METHODS = frozenset(  # of generators, and of tensors that fill themselv
 )  # fmt: skip
 DRAWN_IN_PLACE = frozenset({"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_"})
 INITIALISER = re.compile(r"^torch\.nn\.init\.\w+$")
+LIKE = re.compile(r"^torch\.(zeros|ones|empty|full|rand|randn)_like$")
 CPU_TENSOR = re.compile(
     r"^torch\.(zeros|ones|full|empty|rand|randn|randint|arange|linspace|eye|tensor|as_tensor|from_numpy|FloatTensor|LongTensor|Tensor|DoubleTensor|IntTensor|BoolTensor)$"
 )

@@ -63,7 +63,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         if raw and not quiet(facts, forward.call) and facts.in_train_loop(forward.call) and not _unwrapped(forward.call):
             yield MODEL.at(forward.call.lineno, forward.call.col_offset + 1, text=facts.source.segment(forward.call.func))
     for step in facts.optimizer_steps:
-        if any(o.kind != "prepared" and facts.roles.of(o) == "optimizer" for o in facts.machine.at[step.owner].objs):
+        held = facts.machine.at[step.owner].objs
+        if any(o.kind != "prepared" and o not in facts.wrapped_optimizers and facts.roles.of(o) == "optimizer" for o in held):
             yield OPTIMIZER.at(step.call.lineno, step.call.col_offset + 1, text=facts.source.segment(step.call))
     gathered, agreements = {g.loop.loop for g in decisions.plan.gathers}, _agreements(facts)
     for evaluation in facts.eval_loops:

@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
-from script2accel.analysis.facts import Backward, TrainLoop, View
+from script2accel.analysis.facts import FUNCTIONS, Backward, TrainLoop, View
 from script2accel.analysis.randomness import loop_draws
 from script2accel.analysis.slicing import dealt_by_hand
 from script2accel.analysis.values import NOTHING, Obj
@@ -63,7 +63,7 @@ OWN_STEP = Message(
     "S2A237",
     Severity.ERROR,
     "`{text}` isn't a step of PyTorch's form: prepare wouldn't reach the optimizer inside",
-    "use an optimizer of torch.optim, or convert by hand",
+    "derive the optimizer from torch.optim.Optimizer, with `step(self, closure=None)`, and convert again",
 )
 ELSEWHERE = Message(
     "S2A240",
@@ -160,12 +160,16 @@ def _branches(facts: View, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
 def _steps(facts: View) -> Iterator[Diagnostic]:
     for step in facts.optimizer_steps:
         text = facts.source.segment(step.call)
-        if step.given:
+        if any(not _only_none(facts, given) for given in step.given):
             yield CLOSURE.at(step.call.lineno, step.call.col_offset + 1, text=text)
         elif any(_foreign(facts, o) for o in step.objs):
             yield OWN_STEP.at(step.call.lineno, step.call.col_offset + 1, text=text)
     for call in facts.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("first_step", "second_step", "swap_swa_sgd", "step_and_update_lr"):
+        if (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("first_step", "second_step", "swap_swa_sgd", "step_and_update_lr")
+            and not _steps_inside(facts, call.func.value)
+        ):
             yield OWN_STEP.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.func))
     for backward in facts.backwards:
         if facts.in_module(backward.call):
@@ -175,11 +179,32 @@ def _steps(facts: View) -> Iterator[Diagnostic]:
         yield MANUAL.at(call.lineno, call.col_offset + 1, text=facts.source.segment(facts.source.statement(call))[:60])
 
 
+def _steps_inside(facts: View, node: ast.expr) -> bool:
+    """Whether an object of the script's own steps an optimizer that it holds."""
+    objs = facts.machine.at.get(node, NOTHING).objs
+    return bool(objs) and all(o in facts.wrapped_optimizers for o in objs)
+
+
 def _foreign(facts: View, obj: Obj) -> bool:
-    """An optimizer whose class is the script's own and no torch optimizer, or whose making isn't seen."""
-    if obj.kind == "instance":
-        return True
+    """An optimizer that prepare can't take and that holds none that it can: of a class of its own, or whose making isn't seen."""
+    if obj in facts.wrapped_optimizers:
+        return False
+    if obj.kind == "instance" and obj.base is not None:
+        return not (facts.machine.reaches(obj.base, names.OPTIMIZER_BASE) and _takes_closure(facts, obj.base))
     return obj.kind == "made" and not names.OPTIMIZER.match(obj.path) and obj.path.startswith("torch.") is False and bool(obj.path)
+
+
+def _takes_closure(facts: View, cls: Obj) -> bool:
+    """Whether the `step` of a class can be given a closure, as a prepared optimizer gives it one."""
+    found = facts.machine.lookup(cls, "step")
+    functions = [o.site for o in found.objs] if found is not None else []
+    return all(isinstance(f, FUNCTIONS) and (len(f.args.args) > 1 or f.args.vararg is not None) for f in functions)
+
+
+def _only_none(facts: View, node: ast.expr) -> bool:
+    """Whether a closure that a step is given is always None: a parameter that no caller sets."""
+    objs = facts.machine.at.get(node, NOTHING).objs
+    return bool(objs) and all(o.kind == "const" and o.name is None for o in objs)
 
 
 def _calls(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
@@ -339,27 +364,26 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-class Halving:
-    def __init__(self, optimizer):
-        self.inner = optimizer
+class Signs(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
 
-    def zero_grad(self):
-        self.inner.zero_grad()
-
-    def step_and_update_lr(self):
-        self.inner.step()
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad.sign(), alpha=0.01)
 
 
 data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
 loader = DataLoader(data, batch_size=16, shuffle=True)
 model = nn.Linear(8, 2)
-optimizer = Halving(torch.optim.SGD(model.parameters(), lr=0.1))
+optimizer = Signs(model.parameters())
 
 for x, y in loader:
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
-    optimizer.step_and_update_lr()
+    optimizer.step()
 """,
         "S2A237",
     ),

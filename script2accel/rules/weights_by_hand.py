@@ -53,6 +53,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 def _sets_apart(facts: View, call: ast.Call) -> bool:
     """Whether a call changes prepared weights in place by a draw, or by what differs between ranks."""
     func = call.func
+    if _in_optimizer(facts, call) and (names.RANDOM_FACTORY.match(facts.path(call)) or getattr(func, "attr", "") in names.DRAWN_IN_PLACE):
+        return True
     if names.INITIALISER.match(facts.path(call)):
         return bool(call.args) and facts.roles.reads_prepared_weights(call.args[0])
     if not isinstance(func, ast.Attribute):
@@ -67,6 +69,12 @@ def _sets_apart(facts: View, call: ast.Call) -> bool:
     if func.attr not in names.DRAWN_IN_PLACE and not any(facts.machine.marks_of(arg) for arg in given):
         return False
     return any(facts.roles.reads_prepared_weights(owner) for owner in _chain(func.value))
+
+
+def _in_optimizer(facts: View, node: ast.AST) -> bool:
+    """Whether a node stands in a method of an optimizer's class: what it draws goes into weights."""
+    classes = {cls.site for cls in facts.machine.bases if cls.site is not None and facts.machine.reaches(cls, names.OPTIMIZER_BASE)}
+    return facts.inside_class(node, classes) is not None
 
 
 def _chain(node: ast.expr) -> Iterator[ast.expr]:
@@ -131,6 +139,35 @@ def _writes_apart(facts: View, node: ast.Assign | ast.AugAssign) -> bool:
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Langevin(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-group["lr"]).add_(torch.randn_like(p), alpha=group["lr"] ** 0.5)
+
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = Langevin(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        "S2A555",
+    ),
     (
         """\
 import torch
