@@ -8,14 +8,16 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
 
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.errors import InternalError, SourceError, UsageError
+from script2accel.options import Options
 from script2accel.result import Outcome, Result
+from script2accel.workflow import record
 from script2accel.workflow.approve import verified
 from script2accel.workflow.discover import STDIN, Found, discover
 from script2accel.workflow.files import UNREADABLE, File, read
@@ -33,6 +35,7 @@ class Job:
     result: Result
     named: bool = True
     group: int = 0  # files with one number are converted together: all are written, or none
+    options: Options = field(default_factory=Options)
 
 
 class ToolCommand(click.Command):
@@ -139,7 +142,14 @@ def _jobs(found: Found, settings: Settings, group: int) -> list[Job]:
         return [Job(nothing, error_result(nothing, _unreadable(error)), found.named, group)]
     if not found.named and not may_train(file.data):
         return [Job(file, Result(file.path, Outcome.NOT_TRAINING, file.data, file.data), found.named, group)]
-    return [Job(one, result, found.named, group) for one, result in _convert(file, settings)]
+    options = settings.of(file.target)
+    return [Job(one, _with_record(one, result, options), found.named, group, options) for one, result in _convert(file, options)]
+
+
+def _with_record(file: File, result: Result, options: Options) -> Result:
+    """The result, and what was noted when the file was converted before."""
+    noted = record.recall(file.target) if file.target else None
+    return replace(result, facts=(*result.facts, ("converted before", noted.said(file.data, options)))) if noted is not None else result
 
 
 def may_train(raw: bytes) -> bool:
@@ -147,8 +157,7 @@ def may_train(raw: bytes) -> bool:
     return b"torch" in raw or b"\0" in raw
 
 
-def _convert(file: File, settings: Settings) -> list[tuple[File, Result]]:
-    options = settings.of(file.target)
+def _convert(file: File, options: Options) -> list[tuple[File, Result]]:
     try:
         if file.target:
             found = Project.around(file.target).convert(file, options)

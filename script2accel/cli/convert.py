@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from script2accel import __version__
 from script2accel.cli.common import Job, ToolCommand, exit_code, interactive, road
 from script2accel.cli.terminal import Terminal
 from script2accel.errors import SourceError, UsageError
@@ -18,7 +19,7 @@ from script2accel.report import text
 from script2accel.report.diff import above_here, patch
 from script2accel.report.style import plain, wanted
 from script2accel.result import Outcome, Result
-from script2accel.workflow import files, history
+from script2accel.workflow import files, history, record
 from script2accel.workflow.discover import STDIN
 
 HELP = """Rewrite training scripts for Hugging Face Accelerate.
@@ -57,6 +58,7 @@ class Run:
         """Write a result; one clear line when it must not be."""
         try:
             history.write(target, before, result.after, self.run)
+            record.remember(target, result.after, job.options, __version__)
         except SourceError as error:
             click.echo(f"{plain(name)}: {error.id} {error.message}", err=True)
             self.worst(1)
@@ -137,7 +139,7 @@ def _all_or_none(run: Run, approved: list[tuple[Job, Result]]) -> bool:
         if not run.write(job, result, job.file.target, job.file.data, job.file.path):
             for target in done:
                 for entry in history.last(target):
-                    history.undo(entry)
+                    record.undo(entry)
             if done:
                 click.echo("the other files of this conversion were put back", err=True)
             return False

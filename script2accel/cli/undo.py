@@ -9,7 +9,7 @@ import click
 from script2accel.cli.common import ToolCommand
 from script2accel.errors import SourceError
 from script2accel.report.style import plain
-from script2accel.workflow import history
+from script2accel.workflow import history, record
 
 
 @click.command("undo", cls=ToolCommand)
@@ -23,7 +23,7 @@ def command(path: str | None) -> None:
     code = 0
     for entry in history.last(path):
         try:
-            history.undo(entry)
+            record.undo(entry)
         except SourceError as error:
             click.echo(plain(str(error)), err=True)
             code = 1

@@ -10,7 +10,6 @@ from script2accel.report.style import paint, plain
 from script2accel.result import Outcome, Result
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
-_SILENT = (Outcome.READY, Outcome.NOT_TRAINING)
 
 
 def finding(found: Diagnostic, *, colour: bool = False) -> str:
@@ -33,9 +32,8 @@ def summary(result: Result, *, written: bool = False, explain: bool = False, col
     for one in sorted(result.diagnostics, key=lambda one: (one.line, one.column)):
         if result.outcome is not Outcome.ERROR:
             lines += _told(one.in_file(result.path), explain, colour)
-    if result.outcome not in _SILENT:
-        width = max((len(label) for label, _ in result.facts), default=0)
-        lines += [f"  {label:<{width}}  {text}" for label, text in result.facts]
+    width = max((len(label) for label, _ in result.facts), default=0)
+    lines += [f"  {label:<{width}}  {text}" for label, text in result.facts]
     if explain and result.outcome is not Outcome.ERROR:
         lines += ["  understood:", *(f"    {line}" for line in _roles(result))] if result.roles else []
     return "\n".join(lines) + "\n"
