@@ -44,6 +44,7 @@ LATE = Message(
     "the accelerator is born in line {born} and must know `{text}`: {why}",
     "set it before the device, the model and the optimizer, in the function that makes them, and convert again",
 )
+WIDTH = 110
 BIRTH = -10  # in front of whatever else is put before the same statement
 Unit = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -265,7 +266,7 @@ def _birth(facts: Facts, decisions: Decisions, home: Unit) -> Said:
 
 def _birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str) -> tuple[str, list[tuple[Edit, ...]]]:
     """`accelerator = Accelerator(...)` with what the script and the options decided, and the imports that it takes."""
-    options, arguments, loader = decisions.options, dict(decisions.arguments), dict(decisions.loader_arguments)
+    options, arguments, loader = decisions.options, {**decisions.engines, **decisions.arguments}, dict(decisions.loader_arguments)
     wanted = dict.fromkeys([("accelerate", "Accelerator"), *decisions.imports])
     if options.mixed_precision is not None:
         arguments.setdefault("mixed_precision", f'"{options.mixed_precision}"')
@@ -275,17 +276,30 @@ def _birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str
         arguments["dataloader_config"] = f"DataLoaderConfiguration({', '.join(f'{k}={v}' for k, v in loader.items())})"
         wanted["accelerate.utils", "DataLoaderConfiguration"] = None
     handlers = list(decisions.handlers)
-    if decisions.ddp_arguments:
+    if decisions.ddp_arguments and not options.sharded:
         handlers.append(f"DistributedDataParallelKwargs({', '.join(f'{k}={v}' for k, v in decisions.ddp_arguments.items())})")
         wanted["accelerate", "DistributedDataParallelKwargs"] = None
     if handlers:
         arguments["kwargs_handlers"] = f"[{', '.join(handlers)}]"
     lines = [f"{target} = Accelerator({', '.join(f'{k}={v}' for k, v in arguments.items())})"]
+    if decisions.engines and len(lines[0]) > WIDTH:
+        lines = [f"{target} = Accelerator(", *(line for k, v in arguments.items() for line in _spread(k, v)), ")"]
     imports = [ensure_import(source, module, name) for module, name in wanted]
     if options.seed is not None and not seedings(facts):
         lines.append(f"set_seed({options.seed})")
         imports.append(ensure_import(source, "accelerate.utils", "set_seed"))
     return "\n".join(lines), imports
+
+
+def _spread(keyword: str, text: str) -> list[str]:
+    """An argument on a line of its own; a call of Accelerate's that is too long for one, with its own arguments below each other."""
+    if len(text) <= WIDTH - 16 or "\0" in text:
+        return [f"\t{keyword}={text},"]
+    call = ast.parse(text, mode="eval").body
+    if not isinstance(call, ast.Call) or call.args:
+        return [f"\t{keyword}={text},"]
+    inner = [f"\t\t{k.arg}={ast.get_source_segment(text, k.value)}," for k in call.keywords]
+    return [f"\t{keyword}={ast.unparse(call.func)}(", *inner, "\t),"]
 
 
 def _known(facts: Facts, decisions: Decisions, source: Source, home: Unit, anchor: ast.stmt, code: str) -> tuple[str, list[tuple[Edit, ...]]]:

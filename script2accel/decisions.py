@@ -30,6 +30,7 @@ class Decisions:
         self.arguments: dict[str, str] = {}
         self.loader_arguments: dict[str, str] = {}
         self.handlers: list[str] = []
+        self.engines: dict[str, str] = {}  # parallelism_config and plugins, in their order; they stand in front of the other arguments
         self.ddp_arguments: dict[str, str] = {}  # of DistributedDataParallelKwargs
         self.imports: dict[tuple[str, str], None] = {}
         self.read: list[ast.expr] = []

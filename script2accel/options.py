@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from script2accel.errors import UsageError
+from script2accel.parallelism import DIMENSIONS, Model, Request, Sizes
 
 BATCH = ("per-device", "global")
 MIXED_PRECISION = ("no", "fp16", "bf16", "fp8")
+ENGINES = {"none": "ddp", "ddp": "ddp", "fsdp2": "fsdp2", "hsdp": "fsdp2", "zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}
+"""Strategy -> what carries it out."""
+PARALLELISM = ("in-script", "from-config")
+STRATEGIC = ("strategy", *DIMENSIONS, "num_machines", "num_processes", "offload", "wrap")
+"""The options that together name a strategy: what a flag says of one of them replaces the saved answers to the others."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,9 @@ class Options:
     accelerate config. `gradient_accumulation_steps`: how many batches make one optimizer step, for scripts that don't
     accumulate. `seed`: a number to seed with, for scripts that don't seed. `partial`: write what could be converted although
     some places need a person.
+
+    `strategy`, the sizes of the dimensions, `num_machines`, `num_processes`, `offload` and `wrap` (classes that FSDP wraps) are those of `init`;
+    None is unknown. `parallelism`: `from-config` leaves sizes and engine to the accelerate config, and puts only what they need into the script.
     """
 
     batch: str = "per-device"
@@ -27,8 +36,29 @@ class Options:
     gradient_accumulation_steps: int | None = None
     seed: int | None = None
     partial: bool = False
+    parallelism: str = "in-script"
+    strategy: str | None = None
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    sp: int = 1
+    tp: int = 1
+    num_machines: int | None = None
+    num_processes: int | None = None
+    offload: str = "none"
+    wrap: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.parallelism not in PARALLELISM:
+            raise UsageError(f"parallelism must be one of {', '.join(PARALLELISM)}, not {self.parallelism!r}")
+        if self.strategy is not None and self.strategy not in ENGINES:
+            raise UsageError(f"strategy must be one of {', '.join(ENGINES)}, not {self.strategy!r}")
+        for name in (*DIMENSIONS, "num_machines", "num_processes"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise UsageError(f"{name.replace('_', '-')} must be a whole number from 1 on, not {value!r}")
+        if not all(isinstance(name, str) and name.isidentifier() for name in self.wrap):
+            raise UsageError(f"wrap must hold class names, not {', '.join(map(str, self.wrap))}")
         if self.batch not in BATCH:
             raise UsageError(f"batch must be one of {', '.join(BATCH)}, not {self.batch!r}")
         if self.mixed_precision is not None and self.mixed_precision not in MIXED_PRECISION:
@@ -40,6 +70,44 @@ class Options:
         if self.gradient_accumulation_steps is not None and self.gradient_accumulation_steps < 1:
             raise UsageError(f"gradient-accumulation-steps must be at least 1, not {self.gradient_accumulation_steps!r}")
 
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes as they are given."""
+        return Sizes(*(getattr(self, name) for name in DIMENSIONS))
+
+    @property
+    def engine(self) -> str:
+        """What carries the strategy out: what it says itself, or what its sizes need."""
+        if self.strategy is not None:
+            return ENGINES[self.strategy]
+        return "deepspeed" if self.sp > 1 else "fsdp2" if self.dp_shard > 1 or self.cp > 1 else "ddp"
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP2 shards the model: every forward pass and every look at the weights then takes all processes."""
+        return self.engine == "fsdp2"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several processes work on the same batch."""
+        return self.tp > 1 or self.cp > 1 or self.sp > 1
+
+    @property
+    def parallel(self) -> bool:
+        """Whether more is asked for than plain data parallelism."""
+        return self.engine != "ddp" or self.grouped
+
+    def request(self, model: Model) -> Request:
+        """The question that the rules of `parallelism` answer; processes that nobody counted are those that the sizes take."""
+        sizes, processes = self.sizes, self.num_processes
+        if self.engine == "fsdp2" and sizes.total == 1:
+            sizes = Sizes(dp_shard=processes or 2)
+        elif self.engine == "ddp" and sizes.total == 1 and processes is not None:
+            sizes = Sizes(dp_replicate=processes)
+        elif self.engine == "deepspeed" and sizes.dp_shard == 1:
+            sizes = Sizes(dp_shard=max(2, processes or 2) // sizes.sp or 1, sp=sizes.sp)
+        return Request(sizes, self.engine, processes or sizes.total, self.num_machines or 1, model=model)
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Options:
         """Options from a table such as `[tool.script2accel]` (dashes or underscores). Raises UsageError on an unknown key."""
@@ -48,4 +116,5 @@ class Options:
         unknown = sorted(set(given) - known)
         if unknown:
             raise UsageError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(known))}")
-        return cls(**given)  # type: ignore[arg-type]
+        wrap = given.get("wrap")
+        return cls(**{**given, "wrap": tuple(wrap)} if isinstance(wrap, list) else given)  # type: ignore[arg-type]

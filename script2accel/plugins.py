@@ -54,10 +54,11 @@ def parallelism_config(sizes: Sizes, *, alltoall: bool = False) -> Expression:
 
 
 def fsdp_plugin(
-    wrap: tuple[str, ...] = (), *, offload: bool = False, state_dict: str = "SHARDED_STATE_DICT", checkpointing: bool = False
+    wrap: tuple[str, ...] | None = (), *, offload: bool = False, state_dict: str = "SHARDED_STATE_DICT", checkpointing: bool = False
 ) -> Expression:
-    """`FullyShardedDataParallelPlugin` of version 2; without classes to wrap, a transformers model brings its own list."""
-    arguments: dict[str, object] = {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap"}
+    """`FullyShardedDataParallelPlugin` of version 2; without classes to wrap, a transformers model brings its list. None: the model is one unit."""
+    policy = "no_wrap" if wrap is None else "transformer_based_wrap"
+    arguments: dict[str, object] = {"fsdp_version": 2, "auto_wrap_policy": policy}
     if wrap:
         arguments["transformer_cls_names_to_wrap"] = list(wrap)
     arguments["state_dict_type"] = state_dict

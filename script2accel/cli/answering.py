@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from script2accel.errors import UsageError
+from script2accel.options import PARALLELISM, STRATEGIC
 from script2accel.workflow.questions import QUESTIONS, Question
 
 ZERO = ("zero1", "zero2", "zero3")
@@ -15,13 +16,33 @@ ZERO = ("zero1", "zero2", "zero3")
 
 def answer_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     """Every question's flag, and two short ways to name a strategy."""
-    shortcuts = [
+    for option in [*_shortcuts(), *(_option(question) for question in reversed(QUESTIONS))]:
+        function = option(function)
+    return function
+
+
+def strategy_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags that name a strategy, for commands that put it into a script."""
+    where = click.option(
+        "--parallelism", type=click.Choice(PARALLELISM), help="Whether sizes and plugins stand in the script or come from its config."
+    )
+    asked = [_option(question) for question in reversed(QUESTIONS) if question.field in STRATEGIC]
+    for option in [where, *_shortcuts(), *asked]:
+        function = option(function)
+    return function
+
+
+def strategy(flags: dict[str, Any]) -> dict[str, object]:
+    """The flags with their short forms of a strategy written out."""
+    rest = {name: value for name, value in flags.items() if name not in ("deepspeed", "fsdp")}
+    return rest | {name: value for name, value in given(flags).items() if name in STRATEGIC}
+
+
+def _shortcuts() -> list[Callable[..., Any]]:
+    return [
         click.option("--deepspeed", type=click.Choice(ZERO), help="The same as --strategy with this value."),
         click.option("--fsdp", is_flag=True, help="The same as --strategy fsdp2."),
     ]
-    for option in [*shortcuts, *(_option(question) for question in reversed(QUESTIONS))]:
-        function = option(function)
-    return function
 
 
 def _option(question: Question) -> Callable[..., Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
+from script2accel.cli.answering import strategy, strategy_flags
 from script2accel.cli.common import ToolCommand, exit_code, road
 from script2accel.report import github, json, text
 from script2accel.report.style import wanted
@@ -24,11 +26,12 @@ Files of a directory that never mention torch are not parsed; a file that you na
 class Tally:
     """The results, passed on one by one while their worst exit code is kept."""
 
-    def __init__(self, paths: tuple[str, ...]) -> None:
+    def __init__(self, paths: tuple[str, ...], flags: dict[str, object]) -> None:
+        self.flags = flags
         self.paths, self.code, self.files, self.unready = paths, 0, 0, 0
 
     def __iter__(self) -> Iterator[Result]:
-        for job in road(self.paths, {}):
+        for job in road(self.paths, self.flags):
             result = job.result
             self.files += 1
             self.unready += not ready(result) and result.outcome is not Outcome.ERROR
@@ -39,9 +42,10 @@ class Tally:
 @click.command("check", cls=ToolCommand, help=HELP)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--output-format", type=click.Choice(["text", "json", "github"]), default="text", show_default=True, help="How to print findings.")
-def command(paths: tuple[str, ...], output_format: str) -> None:
+@strategy_flags
+def command(paths: tuple[str, ...], output_format: str, **flags: Any) -> None:
     """The command's own function."""
-    tally = Tally(paths)
+    tally = Tally(paths, strategy(flags))
     colour = wanted(sys.stdout)
     if output_format == "json":
         click.echo(json.document(tally), nl=False)

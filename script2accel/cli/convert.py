@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from script2accel import __version__
+from script2accel.cli.answering import strategy, strategy_flags
 from script2accel.cli.common import Job, ToolCommand, exit_code, interactive, road
 from script2accel.cli.terminal import Terminal
 from script2accel.errors import SourceError, UsageError
@@ -193,12 +194,13 @@ def _lost_essential(whole: Result, part: Result) -> bool:
 @click.option("--gradient-accumulation-steps", type=click.IntRange(min=1), metavar="N", help="Step once for N batches.")
 @click.option("--seed", type=int, help="Seed a script that doesn't.")
 @click.option("--partial", is_flag=True, default=None, help="Also write what could be converted where some places need a person.")
+@strategy_flags
 @click.option("--explain", is_flag=True, help="Show the evidence behind every decision.")
 def command(paths: tuple[str, ...], show_diff: bool, write_: bool, output: str | None, check_: bool, explain: bool, **flags: Any) -> None:
     """The command's own function: choose what happens to each file, then let it happen."""
     act = _act(paths, show_diff, write_, output, check_)
     run = Run(explain)
-    jobs = list(road(paths, flags))
+    jobs = list(road(paths, strategy(flags)))
     if output is not None and len([job for job in jobs if job.result.changed or job.result.outcome is Outcome.ERROR]) > 1:
         raise UsageError("--output takes one script: this one changes together with other files (use --write)")
     for job in jobs:

@@ -130,6 +130,17 @@ TAKES_PLAIN = re.compile(  # what copies, traces or exports a module: a wrapper 
 )
 TRACED = re.compile(r"^torch\.jit\.(trace|trace_module|script|freeze)$")
 GIVES_BACK = re.compile(r"^apex\.amp\.initialize$")
+STATELESS = frozenset({"train", "eval", "zero_grad", "training", "gradient_checkpointing_enable", "to", "cuda", "module"})
+"""Attributes of a module that tell or change nothing of its weights."""
+LOADED_WHOLE = re.compile(r"^transformers\.(Auto)?\w*(ForCausalLM|LMHeadModel)\.from_pretrained$")
+"""Models whose weights all come from a file, so that nothing is drawn."""
+MODEL_COUNTS = {"num_attention_heads": "heads", "n_head": "heads", "num_key_value_heads": "kv_heads"}
+"""Keywords of a transformers config -> what `parallelism` asks of a model."""
+CONTAINER = re.compile(r"^torch\.nn\.(modules\.container\.)?(ModuleList|Sequential)$")
+REPEATING = {"TransformerEncoder": "TransformerEncoderLayer", "TransformerDecoder": "TransformerDecoderLayer"}
+"""Modules of torch that repeat a layer, which they copy -> its class."""
+ELEMENTWISE = re.compile(r"^torch\.optim\.(\w+\.)?(SGD|Adam|AdamW|Adamax|NAdam|RAdam|Adagrad|Adadelta|RMSprop|ASGD|Rprop)$")
+"""Optimizers that treat each element of a parameter by itself, so that a shard of it is stepped as the whole would be."""
 NO_GRAD = re.compile(r"^torch\.(autograd\.grad_mode\.|autograd\.)?(no_grad|inference_mode|set_grad_enabled)$")
 CLIP_NORM = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_norm_?$")
 CLIP_VALUE = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_value_$")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from script2accel.errors import UsageError
 from script2accel.launch.endpoint import PORT, host_fault, port_fault
-from script2accel.options import MIXED_PRECISION
+from script2accel.options import ENGINES, MIXED_PRECISION
 from script2accel.parallelism import Request, Sizes, refusals
 from script2accel.plugins import FP8_BACKENDS
 
@@ -20,7 +20,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("adam", "adamw", "other"),
     "cluster": ("none", "slurm", "kubernetes"),
 }
-ENGINES = {"none": "ddp", "ddp": "ddp", "fsdp2": "fsdp2", "hsdp": "fsdp2", "zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}
 SIZES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 
 

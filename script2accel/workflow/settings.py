@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from script2accel.options import Options
+from script2accel.options import STRATEGIC, Options
 from script2accel.workflow import saved
 
 
@@ -21,6 +21,9 @@ class Settings:
         """The options that hold for a file (for stdin, an empty path: for the current folder)."""
         options = self._table(os.path.realpath(os.path.dirname(target) or os.curdir))
         given = {name: value for name, value in self.flags.items() if value is not None}
+        if given.keys() & set(STRATEGIC):  # another strategy than the saved one; the hardware stays what it is
+            default = Options()
+            given = {name: getattr(default, name) for name in STRATEGIC if name not in ("num_machines", "num_processes")} | given
         return replace(options, **given)  # type: ignore[arg-type]
 
     def _table(self, folder: str) -> Options:

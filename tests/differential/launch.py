@@ -103,9 +103,11 @@ def run(
     gpu: bool = False,
     precision: str | None = None,
     group: bool = False,
+    as_gpus: bool = False,
 ) -> Run:
     """Writes the script (or several files, the first is started) into `scratch` and runs it, once for each argument list, in one folder.
 
+    With `as_gpus`, accelerate takes CPU ranks for GPUs (`tests.cpu_shim`).
     With `group`, a single process finds its (lonely) group in the environment, as under torchrun.
     """
     code, work, trace = scratch / "code", scratch / "work", scratch / "trace"
@@ -123,6 +125,8 @@ def run(
         extra["S2A_SLOW_SAVES"] = "0.3"
     if group and processes == 1:
         extra |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    if as_gpus:
+        extra |= {"S2A_RANKS_AS_GPUS": "1", "ACCELERATE_USE_CPU": "false"}
     if precision:
         extra["ACCELERATE_MIXED_PRECISION"] = precision
     status, said = 0, ""

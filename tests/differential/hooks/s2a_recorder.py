@@ -11,6 +11,7 @@ one batch, if only the order of the samples is the same: that is what S2A_FIXED_
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import sys
@@ -41,6 +42,7 @@ class Recorder:
         self.file = open(folder / f"rank{self.rank}.jsonl", "a", buffering=1, encoding="utf-8")  # noqa: SIM115  (open to the end)
         self.starts: dict[int, tuple[int, Optimizer, list[torch.Tensor]]] = {}
         self.directions: dict[tuple[int, int], torch.Tensor] = {}
+        self.sharded: dict[int, int] = {}  # the last checksum of an optimizer whose parameters lie in parts: looking again takes all ranks
         self.busy = False
 
     def emit(self, event: str, **values: object) -> None:
@@ -57,12 +59,14 @@ class Recorder:
 
     def before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         _, _, start = self.starts.setdefault(id(optimizer), (len(self.starts), optimizer, []))
-        start += [p.detach().double().cpu().clone() for p in list(parameters(optimizer))[len(start) :]]  # a group may be added later
+        start += [whole(p).double().cpu().clone() for p in list(parameters(optimizer))[len(start) :]]  # a group may be added later
 
     def after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         index, _, start = self.starts[id(optimizer)]
-        now = list(parameters(optimizer))
-        values = [p.detach().double().cpu().flatten() for p in now]
+        now = [whole(p) for p in parameters(optimizer)]
+        if any(hasattr(p, "full_tensor") for p in parameters(optimizer)):
+            self.sharded[index] = checksum(now)
+        values = [p.double().cpu().flatten() for p in now]
         self.emit(
             "step",
             optimizer=index,
@@ -96,7 +100,7 @@ class Recorder:
         """How many processes the script believed in: accelerate counts one, silently, when it is launched wrongly."""
         state = sys.modules.get("accelerate.state")
         shared = state.PartialState._shared_state if state else {}
-        crcs = [checksum(parameters(optimizer)) for _, optimizer, _ in self.starts.values()]
+        crcs = [self.sharded.get(index) or checksum(parameters(optimizer)) for index, optimizer, _ in self.starts.values()]
         self.emit("end", accelerate=bool(shared), processes=int(shared.get("num_processes", 1)), device=str(shared.get("device", "")), crcs=crcs)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -106,6 +110,12 @@ def parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     """The optimizer's parameters in its order."""
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's values, gathered where it lies in parts on several ranks."""
+    values = parameter.detach()
+    return values.full_tensor() if hasattr(values, "full_tensor") else values
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
@@ -119,6 +129,8 @@ def checksum(tensors: Iterable[torch.Tensor]) -> int:
 def install() -> Recorder:
     """Starts the record of this process."""
     recorder = Recorder(Path(os.environ["S2A_TRACE"]))
+    if os.environ.get("S2A_RANKS_AS_GPUS"):
+        ranks_as_gpus()
     redirect(Path(os.environ["S2A_TRACE"]) / f"rank{recorder.rank}")
     register_optimizer_step_pre_hook(recorder.before_step)
     register_optimizer_step_post_hook(recorder.after_step)
@@ -131,6 +143,13 @@ def install() -> Recorder:
     limit_waiting()
     atexit.register(recorder.end)
     return recorder
+
+
+def ranks_as_gpus() -> None:
+    """Parallelism that accelerate keeps for GPUs runs on gloo ranks, context-parallel attention too."""
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    for shim in ("cpu_shim", "cpu_attention"):
+        importlib.import_module(shim).install()
 
 
 def redirect(stem: Path) -> None:
