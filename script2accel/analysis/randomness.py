@@ -62,7 +62,14 @@ def drawn_by(facts: Facts, call: ast.Call) -> str:
 def alike(facts: Facts, draws: list[ast.Call]) -> list[Seeding]:
     """The seedings that make the ranks' draws the same; none where the generators of all draws are left as the system seeds them."""
     kinds = {"all", *(drawn_by(facts, call) for call in draws)}
-    return [s for s in seedings(facts) if s.what in kinds]
+    found = [s for s in seedings(facts) if s.what in kinds]
+    return [] if any(_by_rank(facts, s.node) for s in found) else found
+
+
+def _by_rank(facts: Facts, node: ast.expr) -> bool:
+    """Whether a seed is computed from the process's place: the script sets its processes apart itself."""
+    held = [facts.machine.at[n] for n in ast.walk(node) if n in facts.machine.at]
+    return any(facts.roles.of(o) == "rank" for value in held for o in value.objs)
 
 
 def settled(facts: Facts, seeds: list[Seeding], anchor: ast.stmt) -> bool:

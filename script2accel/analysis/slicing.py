@@ -79,10 +79,8 @@ def _range(facts: Facts, loop: ast.For) -> tuple[ast.Call, str, ast.expr, ast.ex
     if not isinstance(call, ast.Call) or not isinstance(target, ast.Name) or any(isinstance(a, ast.Starred) for a in call.args):
         return None
     match call.args:
-        case [stop]:
-            return (call, target.id, stop, None) if _counts_batches(facts, stop) else None
-        case [ast.Constant(value=0), stop]:
-            return (call, target.id, stop, None) if _counts_batches(facts, stop) else None
+        case [stop] | [ast.Constant(value=0), stop]:
+            return (call, target.id, stop, None) if _counts_batches(facts, stop) or _slices_by(facts, loop, target.id, stop) else None
         case [ast.Constant(value=0), stop, step]:
             return call, target.id, stop, step
     return None
@@ -96,6 +94,18 @@ def _counts_batches(facts: Facts, stop: ast.expr) -> bool:
     parts = list(_meaning(facts, stop))
     divided = any(isinstance(p, ast.BinOp) and isinstance(p.op, (ast.FloorDiv, ast.Div)) for p in parts)
     return divided and any((isinstance(p, ast.Name) and p.id in LENGTHS) or (isinstance(p, ast.Attribute) and p.attr in LENGTHS) for p in parts)
+
+
+def _slices_by(facts: Facts, loop: ast.For, index: str, stop: ast.expr) -> bool:
+    """Whether the loop takes `[index * size : ...]` of something, and its end is something divided by that size."""
+    sizes = {ast.unparse(p.right) for p in _meaning(facts, stop) if isinstance(p, ast.BinOp) and isinstance(p.op, (ast.FloorDiv, ast.Div))}
+    for node in ast.walk(loop):
+        match node:
+            case ast.Slice(lower=ast.BinOp(left=left, op=ast.Mult(), right=right)):
+                texts = {ast.unparse(left), ast.unparse(right)}
+                if index in texts and texts & sizes:
+                    return True
+    return False
 
 
 def _length(node: ast.expr) -> bool:
@@ -162,9 +172,13 @@ class _Judge:
         if self.loop is self.train.loop:
             return None
         function = facts.function(self.loop)
+        endless = any(isinstance(loop, ast.While) for loop in facts.loops(self.loop))
         for node, obj in facts.machine.drawings.values():
-            if obj.name == "generator" and obj.site is function and node is not self.train.loop and not facts.inside(self.train.loop, node):
-                return self.loop, "other loops read the same generator"
+            if obj.name == "generator" and obj.site is function:
+                if node is not self.train.loop and not facts.inside(self.train.loop, node):
+                    return self.loop, "other loops read the same generator"
+                if isinstance(node, ast.Call) and not endless:
+                    return node, "as many batches are asked for as one process makes of the data"
         return None
 
     def _carried(self) -> tuple[ast.AST, str] | None:

@@ -74,7 +74,8 @@ def _apart(facts: View, decisions: Decisions, found: list[Seeding]) -> Iterator[
         return
     seed = seeds[-1]
     prepare = own[-1]
-    batches = [loop for loop in facts.train_loops if not loop.loaders]
+    sliced = {s.train.loop for s in decisions.plan.slices}
+    batches = [loop for loop in facts.train_loops if not loop.loaders and loop.loop not in sliced]
     reachable = isinstance(seed.node, ast.Constant) or seed.scope is prepare.scope or seed.scope is facts.source.tree
     anchor, behind = prepare.anchor, prepare.behind
     if not settled(facts, seeds, anchor) and facts.source.block(seed.statement) is facts.source.block(anchor):

@@ -32,7 +32,7 @@ SEVERAL = Message(
 NO_LOADER = Message(
     "S2A232",
     Severity.ERROR,
-    "this loop trains on batches that no DataLoader deals out: every rank would train on the same data",
+    "this loop trains on batches that no DataLoader deals out{source}: every rank would train on the same data",
     "let a DataLoader give the batches, and convert again",
 )
 CLOSURE = Message(
@@ -97,7 +97,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     sliced = {s.train.loop for s in decisions.plan.slices}  # told by the rule that deals them out
     for loop in facts.train_loops:
         if not loop.loaders and loop.loop not in sliced and not dealt_by_hand(facts, loop) and not _draws_its_data(facts, loop):
-            yield NO_LOADER.at(loop.loop.lineno, loop.loop.col_offset + 1)
+            yield NO_LOADER.at(loop.loop.lineno, loop.loop.col_offset + 1, source=_source(facts, loop))
     yield from _steps(facts)
     yield from _calls(facts, decisions)
     yield from _other_files(facts, decisions)
@@ -117,7 +117,21 @@ def _backwards(facts: View) -> Iterator[Diagnostic]:
     loose = [b for b in facts.backwards if not facts.all_loops(b.call) and not facts.in_module(b.call)]
     loose = [b for b in loose if getattr(facts.function(b.call), "name", "") not in closures]
     for backward in loose:
-        yield NO_LOADER.at(backward.call.lineno, backward.call.col_offset + 1)
+        yield NO_LOADER.at(backward.call.lineno, backward.call.col_offset + 1, source="")
+
+
+def _source(facts: View, loop: TrainLoop) -> str:
+    """Which library's object a loop reads, where it is one."""
+    if not isinstance(loop.loop, (ast.For, ast.AsyncFor)):
+        return ""
+    objs = [o for part in ast.walk(loop.loop.iter) for o in facts.machine.at.get(part, NOTHING).objs]
+    found: list[str] = []
+    for obj in objs:
+        probe: Obj | None = obj
+        while probe is not None:
+            found += [probe.path] if "." in probe.path and probe.path.partition(".")[0] not in LIBRARIES - {"torchtext", "datasets"} else []
+            probe = probe.base
+    return f" (they come from `{found[0]}`)" if found else ""
 
 
 def _shared(facts: View, one: Backward, other: Backward) -> str:
@@ -236,6 +250,25 @@ def _other_files(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+import webdataset
+from torch import nn
+
+data = webdataset.WebDataset("rows.tar").decode().to_tuple("x.pyd", "y.pyd").batched(16)
+loader = webdataset.WebLoader(data, batch_size=None)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A232",
+    ),
     (
         """\
 import torch
