@@ -120,7 +120,7 @@ def _whole_dataset(facts: View, node: ast.expr) -> bool:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id == "len" and inner.args:
             arg = inner.args[0]
-            if (isinstance(arg, ast.Attribute) and arg.attr == "dataset") or facts.roles.of_node(arg) == "dataset":
+            if (isinstance(arg, ast.Attribute) and arg.attr in ("dataset", "sampler")) or facts.roles.of_node(arg) in ("dataset", "sampler"):
                 return True
     return False
 
