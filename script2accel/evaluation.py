@@ -17,6 +17,9 @@ from script2accel.knowledge import torch as names
 
 RESULT_PARTS = frozenset({"loss", "logits", "last_hidden_state", "pooler_output", "hidden_states", "prediction_logits"})
 
+ELEMENTWISE = frozenset({"detach", "float", "double", "long", "int", "bool", "sigmoid", "tanh", "relu", "exp", "log", "abs", "round", "sign"})
+BY_DIMENSION = frozenset({"argmax", "argmin", "softmax", "log_softmax", "squeeze", "unsqueeze"})
+
 
 @dataclass(frozen=True, eq=False)
 class Gather:
@@ -53,7 +56,7 @@ def _gatherable(facts: Facts, loop: EvalLoop) -> Gather | tuple[str, ast.AST]:
     if facts.function(call) is not facts.function(node) or facts.loops(call)[:1] != [node]:
         return "the model runs in a helper or an inner loop", call
     match statement:
-        case ast.Assign(targets=[ast.Name(id=output)], value=value) if value is call:
+        case ast.Assign(targets=[ast.Name(id=output)], value=value) if _row_by_row(value) is call:
             pass
         case _:
             return "what the model gives isn't bound to a single name", call
@@ -82,6 +85,29 @@ def _gatherable(facts: Facts, loop: EvalLoop) -> Gather | tuple[str, ast.AST]:
     if problem := _unknown_shape(facts, node, output, used, loop):
         return problem, call
     return Gather(loop, statement, (output, *used))
+
+
+def _row_by_row(value: ast.expr) -> ast.expr:
+    """What an expression computes from, without the methods behind it that leave each sample to itself and in the first dimension."""
+    while True:
+        match value:
+            case ast.Call(func=ast.Attribute(value=inner, attr=name), args=[], keywords=[]) if name in ELEMENTWISE:
+                value = inner
+            case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in BY_DIMENSION and _behind_the_batch(value):
+                value = inner
+            case ast.Subscript(value=ast.Call(func=ast.Attribute(attr="max" | "min" | "sort" | "topk")) as inner, slice=ast.Constant(value=0 | 1)):
+                if not _behind_the_batch(inner) or not isinstance(inner.func, ast.Attribute):
+                    return value
+                value = inner.func.value
+            case _:
+                return value
+
+
+def _behind_the_batch(call: ast.Call) -> bool:
+    """Whether a method works along one dimension that is named and isn't the first; a negative one may be the first."""
+    given = [*call.args, *(k.value for k in call.keywords if k.arg == "dim")]
+    named = all(k.arg == "dim" for k in call.keywords)
+    return named and len(given) == 1 and isinstance(given[0], ast.Constant) and type(given[0].value) is int and given[0].value > 0
 
 
 def _straight(facts: Facts, loop: ast.AST, statement: ast.stmt) -> bool:

@@ -168,13 +168,22 @@ class Placer:
             return
         here = [o for o in loaders if paths[o] is not None and not self._only_parameter_of_loop(o, scope)]
         if not self._call(scope, [*core, *here], paths):
+            kept = len(self.result.prepares)
             first = self._call(scope, here, paths) if here else True
             if not (first and self._call(scope, core, paths)) and not self._one_by_one(scope, models, optimizers, here, paths):
+                del self.result.prepares[kept:]
+                here = self._late_apart(scope, core, here, paths)
+            if len(self.result.prepares) == kept:
                 self._fail((models or optimizers)[0], "the model", f"in `{_where(scope)}` something is used before all of it exists")
                 return
         for loader in loaders:
             if loader not in here:
                 self._loader_alone(loader)
+
+    def _late_apart(self, scope: Function, core: list[Obj], loaders: list[Obj], paths: dict[Obj, str | None]) -> list[Obj]:
+        """One call without the loaders that only evaluation reads, which may be made behind the training; gives those that it took."""
+        training = [o for o in loaders if self._fed_by[o]]
+        return training if len(training) < len(loaders) and self._call(scope, [*core, *training], paths) else loaders
 
     def _one_by_one(self, scope: Function, models: list[Obj], optimizers: list[Obj], loaders: list[Obj], paths: dict[Obj, str | None]) -> bool:
         """A call for each optimizer, with its models and the loaders of its loops: trainings that follow one another."""

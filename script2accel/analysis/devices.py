@@ -219,7 +219,7 @@ def from_prepared_loader(facts: Facts, node: ast.expr) -> bool:
 def _placed(facts: Facts, obj: Obj) -> bool:
     while True:
         if obj.kind == "prepared":
-            return facts.roles.of(obj) == "loader"
+            return facts.roles.of(obj) == "loader" and not _stays_behind(facts, obj.inner)
         if obj.kind == "item" and obj.base is not None:
             obj = obj.base
         elif obj.kind == "made" and obj.base is not None and obj.base.kind == "attr" and obj.base.name in KEEPS_DEVICE and obj.base.base is not None:
@@ -238,6 +238,34 @@ def _placed(facts: Facts, obj: Obj) -> bool:
             return all(_placed(facts, o) for o in inner)
         else:
             return False
+
+
+def moves_itself(facts: Facts, node: ast.expr) -> bool:
+    """Whether an expression is a batch of a class of the script that Accelerate doesn't move: its own methods do."""
+    objs = facts.machine.at.get(node, NOTHING).objs
+    loaders = [o.base.inner for o in objs if o.kind == "item" and o.base is not None]
+    return bool(loaders) and all(_stays_behind(facts, loader) for loader in loaders)
+
+
+def _stays_behind(facts: Facts, loader: Obj) -> bool:
+    """Whether a loader's batches are objects without `.to()`, which Accelerate leaves where they are (measured)."""
+    return any(_unmoved(facts, cls) for o in loader.keywords.get("collate_fn", NOTHING).objs for cls in _collated(facts, o))
+
+
+def _collated(facts: Facts, collate: Obj) -> list[Obj]:
+    """The script's own classes that a `collate_fn` makes batches of."""
+    if collate.kind == "class":
+        return [collate]
+    site = collate.site if collate.kind == "function" else None
+    returns = [n for n in ast.walk(site) if isinstance(n, ast.Return)] if site is not None else []
+    values = [site.body] if isinstance(site, ast.Lambda) else [n.value for n in returns]
+    called = {value.func.id for value in values if isinstance(value, ast.Call) and isinstance(value.func, ast.Name)}
+    return [cls for cls in facts.machine.bases if isinstance(cls.site, ast.ClassDef) and cls.site.name in called]
+
+
+def _unmoved(facts: Facts, cls: Obj) -> bool:
+    """Whether a class of the script has no `to`, and no base from elsewhere that may have it (a dict, a named tuple)."""
+    return facts.machine.lookup(cls, "to") is None and all(base.kind == "class" for base in facts.machine.bases.get(cls, ()))
 
 
 def _keeps(path: str) -> bool:

@@ -79,6 +79,7 @@ DATA_PARALLEL = re.compile(r"^torch\.nn\.(parallel\.(data_parallel\.)?)?(DataPar
 HAND_WRAPPER = re.compile(
     r"^(torch\.nn\.(parallel\.(\w+\.)?)?DataParallel|torch\.nn\.parallel\.(distributed\.)?DistributedDataParallel(CPU)?|apex\.parallel\.DistributedDataParallel)$"
 )
+CHECKPOINT = re.compile(r"^torch\.utils\.checkpoint\.checkpoint$")
 DISTRIBUTED_SAMPLER = re.compile(r"^torch\.utils\.data\.(distributed\.)?DistributedSampler$")
 GROUP_CALL = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?(\w+)$")
 TAKES_RANK = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?init_process_group$|^torch\.utils\.data\.(distributed\.)?DistributedSampler$")

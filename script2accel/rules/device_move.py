@@ -2,7 +2,8 @@
 
 prepare moves models, and a prepared loader moves its batches: their `.to(device)` and `.cuda()` go, a dtype stays. What is made in
 the script (noise, masks, hidden states, class weights) and modules that aren't prepared keep a move, to `accelerator.device`.
-Left alone when the device is a variable that already follows the accelerator, or a CPU is asked for.
+Left alone when the device is a variable that already follows the accelerator, a CPU is asked for, or a batch of the script's own class moves
+itself.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#training-loop
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.devices import Move, fixed_device, moves
+from script2accel.analysis.devices import Move, fixed_device, moves, moves_itself
 from script2accel.analysis.distribution import wrappers
 from script2accel.analysis.facts import View
 from script2accel.analysis.residue import nothing_left
@@ -36,7 +37,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for move in moves(facts):
         if decisions.places(move):
             dropped.append(move)
-        elif _is_cpu(move):
+        elif _is_cpu(move) or moves_itself(facts, move.receiver):
             continue
         elif move.device is None or fixed_device(facts, move.device):
             device = decisions.device(move.call)
@@ -304,5 +305,64 @@ for x, y in loader:
     optimizer.step()
 """,
         None,
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+class Pairs:
+    def __init__(self, items):
+        self.x = torch.stack([x for x, _ in items])
+        self.y = torch.stack([y for _, y in items])
+
+    def cuda(self):
+        self.x, self.y = self.x.cuda(), self.y.cuda()
+        return self
+
+
+loader = DataLoader([(torch.ones(8), torch.ones(2))] * 64, batch_size=16, collate_fn=lambda items: Pairs(items))
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for pairs in loader:
+    pairs = pairs.cuda()
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(pairs.x), pairs.y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from accelerate import Accelerator
+
+
+class Pairs:
+    def __init__(self, items):
+        self.x = torch.stack([x for x, _ in items])
+        self.y = torch.stack([y for _, y in items])
+
+    def cuda(self):
+        self.x, self.y = self.x.to(accelerator.device), self.y.to(accelerator.device)
+        return self
+
+
+loader = DataLoader([(torch.ones(8), torch.ones(2))] * 64, batch_size=16, collate_fn=lambda items: Pairs(items))
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for pairs in loader:
+    pairs = pairs.cuda()
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(pairs.x), pairs.y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
     ),
 ]

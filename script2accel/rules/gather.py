@@ -152,4 +152,32 @@ print(right / len(test_loader.dataset))
 """,
         "S2A711",
     ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+test_loader = DataLoader(TensorDataset(torch.ones(17, 8), torch.zeros(17).long()), batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+model.eval()
+right = 0
+with torch.no_grad():
+    for x, y in test_loader:
+        pred = model(x).argmax(0)
+        right += (pred == y).sum().item()
+print(right / len(test_loader.dataset))
+""",
+        None,
+    ),
 ]

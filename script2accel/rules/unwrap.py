@@ -32,9 +32,11 @@ PAST_FORWARD = Message(
 WRITTEN = Message(
     "S2A224",
     Severity.ERROR,
-    "`{text}` is set behind prepare: on a wrapped model it would reach the wrapper only",
+    "`{text}` is set behind prepare: it would reach the wrapper only, or not be synchronised",
     "set it before prepare, or on `accelerator.unwrap_model(model)`",
 )
+
+PLAIN = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -54,12 +56,60 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         text = facts.source.segment(node)
         if node.attr == "require_backward_grad_sync":
             continue  # a choice that goes with hand-made accumulation
-        if isinstance(node.ctx, ast.Store):
+        if isinstance(node.ctx, ast.Store) and _plain_value(facts, node):
+            yield _change(facts, decisions, node)
+        elif isinstance(node.ctx, ast.Store) or _written_below(facts, node):
             yield WRITTEN.at(node.lineno, node.col_offset + 1, text=text)
         elif _trains(facts, node):
             yield PAST_FORWARD.at(node.lineno, node.col_offset + 1, text=text)
         else:
             yield _change(facts, decisions, node)
+
+
+def _written_below(facts: View, node: ast.Attribute) -> bool:
+    """Whether a part of the attribute gets something that may be a layer or a weight: `model.head.last = nn.Linear(...)`, `model.layers[0] = ...`."""
+    part: ast.AST = node
+    while isinstance(part, (ast.Attribute, ast.Subscript)):
+        if isinstance(part.ctx, ast.Store):
+            return not _plain_value(facts, part)
+        above = facts.source.parents[part]
+        part = above if isinstance(above, (ast.Attribute, ast.Subscript)) and above.value is part else ast.Pass()
+    return False
+
+
+def _plain_value(facts: View, target: ast.Attribute | ast.Subscript) -> bool:
+    """Whether what is stored is a number, a truth value or a text, the same on every rank: the inner model may keep it, since nothing trains it."""
+    match facts.source.parents[target]:
+        case ast.Assign(targets=[single], value=value) if single is target:
+            pass
+        case ast.AugAssign(value=value):
+            pass
+        case _:
+            return False
+    if facts.machine.marks_of(value):
+        return False
+    plain = (
+        ast.Constant,
+        ast.BinOp,
+        ast.UnaryOp,
+        ast.BoolOp,
+        ast.Compare,
+        ast.IfExp,
+        ast.operator,
+        ast.unaryop,
+        ast.boolop,
+        ast.cmpop,
+        ast.expr_context,
+    )
+    return all(isinstance(part, plain) or _counts(facts, part) for part in ast.walk(value))
+
+
+def _counts(facts: View, node: ast.AST) -> bool:
+    """Whether a name is the counter of a loop over numbers."""
+    if not isinstance(node, ast.Name):
+        return False
+    loops = (loop for loop in facts.loops(node) if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) and loop.target.id == node.id)
+    return any(isinstance(loop.iter, ast.Call) and facts.path(loop.iter) == "range" for loop in loops)
 
 
 def _handed_on(facts: View, decisions: Decisions) -> Iterator[Change]:
@@ -358,6 +408,38 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
 model.fc = nn.Linear(8, 2)
+""",
+        "S2A224",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+        self.head = nn.Sequential(nn.Linear(8, 2))
+
+    def forward(self, x):
+        return self.head(x)
+
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    model.steps += 1
+model.head[0] = nn.Linear(8, 2)
 """,
         "S2A224",
     ),
