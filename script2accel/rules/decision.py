@@ -128,6 +128,9 @@ def _agrees(facts: View, node: ast.expr) -> bool:
 
 def _uniform(facts: View, batch: ast.expr, axis: int) -> bool:
     """Whether an axis of a batch is as long on every rank: the first, as prepare evens out batches; the others, where samples are alike."""
+    marks = facts.machine.marks_of(batch)
+    if marks and all(isinstance(m, ast.Call) and names_.RANDOM_FACTORY.match(facts.path(m)) and not facts.all_loops(m) for m in marks):
+        return True  # drawn once, in front of all loops: the ranks make the same
     objs = facts.machine.at.get(batch, NOTHING).objs
     return bool(objs) and all(_from_loader(facts, o, samples_alike=axis != 0) for o in objs)
 

@@ -211,6 +211,31 @@ for start in range(0, len(rows), 16):
 import torch
 from torch import nn
 
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Game:
+    def play(self, count):
+        return torch.ones(count, 8)
+
+
+game = Game()
+for update in range(10):
+    rows = game.play(64)
+    for start in range(0, len(rows), 16):
+        optimizer.zero_grad()
+        loss = model(rows[start : start + 16]).mean()
+        loss.backward()
+        optimizer.step()
+""",
+        "S2A594",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+
 rows = torch.ones(64, 8)
 model = nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
