@@ -368,6 +368,10 @@ class Calls(Expressions):
                 made = self.world.obj("iter", "over", None, node, self.phase)
                 self.put((made, 0), first)
                 return Value(frozenset((made,)), first.marks)
+            if path in ("list", "tuple", "sorted", "reversed") and any(self._deals(o) for o in first.objs):
+                made = self.world.obj("list", path, None, node, self.phase)  # batches that are kept, not the loader
+                self.put((made, "*"), self.element(first, node))
+                return Value(frozenset((made,)), first.marks)
             return first if path != "itertools.chain" else join_all(args)
         if path == "next":
             self.iterated(first, node)
@@ -430,6 +434,11 @@ class Calls(Expressions):
             self.makings.add(twin)
             marks = marks | {twin}
         return self._made(obj, node, args, keywords, marks)
+
+    def _deals(self, obj: Obj) -> bool:
+        """Whether an object is a DataLoader."""
+        inner = obj.inner
+        return names.LOADER.match(inner.path) is not None or (inner.kind == "instance" and self.reaches(inner.base, names.LOADER_BASE))  # type: ignore[arg-type]
 
     def _workers(self, value: Value) -> list[Obj]:
         """The script's functions that a call starts as processes, if it can start nothing else."""

@@ -39,7 +39,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         statement = facts.source.statement(node)
         marks = facts.machine.marks_of(test)
         names = [n for n in wanted if isinstance(n, ast.Name)]
-        inside = any(loop in marks for loop in facts.all_loops(node))
+        inside = _of_one_batch(facts, node, marks)
         turns = isinstance(node, ast.For)  # how often a loop runs can't be averaged
         if not wanted and not inside and not turns:
             continue
@@ -78,6 +78,15 @@ def _decisions(facts: View) -> Iterator[tuple[ast.AST, ast.expr, str]]:
             if facts.machine.marks_of(arg):
                 found.append((step.call, arg, "the learning rate"))
     yield from sorted(found, key=lambda item: item[0].lineno)  # type: ignore[attr-defined]
+
+
+def _of_one_batch(facts: View, node: ast.AST, marks: frozenset[ast.AST]) -> bool:
+    """Whether a value comes from the batch at hand: of a loop over a loader around the place, or of a `next` in such a loop."""
+    around = facts.all_loops(node)
+    if isinstance(node, ast.While) and any(facts.inside(node, mark) for mark in marks):
+        return True
+    drawn = {place for train in facts.program.train_loops for place, _ in train.draws}
+    return any(mark in around or (mark in drawn and bool(facts.loops(mark)) and set(facts.loops(mark)) <= set(around)) for mark in marks)
 
 
 def _exhausted(facts: View, test: ast.expr) -> bool:
