@@ -166,7 +166,7 @@ def test_the_converted_script_and_undo(shell: Shell, tmp_path: Path) -> None:
 
 def test_exit_codes(shell: Shell, tmp_path: Path) -> None:
     work = tmp_path / "work"
-    leaves = block("train.py").replace("        loss.backward()\n", "        if loss.item() > 9:\n            break\n        loss.backward()\n")
+    leaves = block("train.py").replace("        loss.backward()\n", "        if x.max() > 9:\n            break\n        loss.backward()\n")
     (work / "refused.py").write_text(leaves)
     (work / "plain.py").write_text("print('hello')\n")
     (work / "broken.py").write_text("def f(:\n")

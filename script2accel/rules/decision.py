@@ -14,8 +14,9 @@ from collections.abc import Iterator
 
 from script2accel.analysis.facts import FUNCTIONS, View
 from script2accel.analysis.values import NOTHING, Obj
-from script2accel.change.edits import CannotEditError, add_before, ensure_import, merge
-from script2accel.change.plan import Change
+from script2accel.analysis.whole import whole_dataset
+from script2accel.change.edits import CannotEditError, add_before, ensure_import, merge, replace, wrap_expression
+from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Evidence, Message, Severity
 from script2accel.knowledge import torch as names_
@@ -30,40 +31,202 @@ APART = Message(
 )
 
 
+CHOSEN = Message(
+    "S2A715",
+    Severity.WARNING,
+    "`{test}` differs between ranks and decides about {what}: each rank chooses for its own part of the batch",
+    "with one process the whole batch chooses; ask for a number that is equal on all ranks (`accelerator.reduce`) if that matters",
+)
+SWALLOWED = Message(
+    "S2A725",
+    Severity.ERROR,
+    "an exception of one rank alone is caught here, and training goes on: the other ranks would wait for its gradients",
+    "let the exception end the run, or catch it outside of the training loop",
+)
+LOSS = "the loss"
+KEEPING = frozenset({"save", "save_state", "get_state_dict", "save_pretrained", "state_dict", "load_state_dict"})
+Decided = tuple[ast.AST, ast.expr, str]
+
+
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    yield from _swallowed(facts)
     averaged: list[tuple[str, ast.stmt]] = []
-    for node, test, what in _decisions(facts):
+    for node, test, what in _with_guards(facts, list(_decisions(facts))):
         if facts.in_module(node) or facts.inside_class(node, facts.dataset_classes):
             continue
-        wanted = [n for n in _marked_names(facts, test) if not _follows(facts, n, averaged) and not _covered(facts, n, node, averaged)]
-        statement = facts.source.statement(node)
+        wanted = [n for n in _marked_names(facts, test) if not _follows(facts, n) and not _covered(facts, n, node, averaged)]
+        statement = _top(facts, node)
         marks = facts.machine.marks_of(test)
         names = [n for n in wanted if isinstance(n, ast.Name)]
         inside = _of_one_batch(facts, node, marks)
         turns = isinstance(node, ast.For)  # how often a loop runs can't be averaged
         if not wanted and not inside and not turns:
             continue
-        if turns or inside or len(names) != len(wanted) or not all(_number(facts, n) for n in names) or not _plain(facts, node):
-            evidence = tuple(
-                Evidence(getattr(m, "lineno", 0), "here each rank gets its own") for m in sorted(marks, key=lambda m: getattr(m, "lineno", 0))
-            )
-            yield APART.at(node.lineno, node.col_offset + 1, test=facts.source.segment(test)[:60], what=what, evidence=evidence)  # type: ignore[attr-defined]
+        plain = not turns and _plain(facts, node, averaged)
+        if inside and not wanted and plain and not _marked_names(facts, test):
+            plain = False
+        if plain and (found := _together(facts, decisions, node, test, wanted)) is not None:
+            yield Change(CODE, NAME, f"it decides about {what}: all ranks ask for the same number", node.lineno, found, source="R90")  # type: ignore[attr-defined]
+            continue
+        numbers = len(names) == len(wanted) and all(_loss_number(facts, n) if inside else _number(facts, n) for n in names)
+        if not plain or not numbers or not names:
+            yield _apart(facts, node, test, what, marks)
             continue
         unique = list(dict.fromkeys(n.id for n in names))
-        accelerator = decisions.accelerator(statement)
-        code = "\n".join(f"{name} = sum(gather_object([{name}])) / {accelerator}.num_processes" for name in unique)
         try:
-            edits = merge([add_before(facts.source, statement, code), ensure_import(facts.source, "accelerate.utils", "gather_object")])
+            edits = merge([add_before(facts.source, statement, _averages(facts, decisions, statement, names)), _gathers(facts)])
         except CannotEditError:
-            yield APART.at(node.lineno, node.col_offset + 1, test=facts.source.segment(test)[:60], what=what)  # type: ignore[attr-defined]
+            yield _apart(facts, node, test, what, frozenset())
             continue
         averaged += [(name, statement) for name in unique]
         yield Change(CODE, NAME, f"it decides about {what}: averaged over the ranks, so that all decide alike", statement.lineno, edits, source="R90")
 
 
-def _decisions(facts: View) -> Iterator[tuple[ast.AST, ast.expr, str]]:
+def _swallowed(facts: View) -> Iterator[Diagnostic]:
+    """Handlers that go on with the next batch when a forward or backward pass fails on this rank (for want of memory, say)."""
+    for node in facts.source.nodes:
+        if not isinstance(node, ast.Try) or not any(facts.inside(s, b.call) for s in node.body for b in facts.backwards):
+            continue
+        if not facts.in_train_loop(node):
+            continue
+        for handler in node.handlers:
+            named = "" if handler.type is None else ast.unparse(handler.type)
+            catches = not named or any(word in named for word in ("RuntimeError", "Exception", "OutOfMemory", "ValueError"))
+            if catches and not isinstance(handler.body[-1], ast.Raise) and not any(_ends(facts, s) for s in handler.body):
+                yield SWALLOWED.at(handler.lineno, handler.col_offset + 1)
+
+
+def _ends(facts: View, statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and facts.machine.ends(statement.value)
+
+
+def _apart(facts: View, node: ast.AST, test: ast.expr, what: str, marks: frozenset[ast.AST]) -> Diagnostic:
+    evidence = tuple(Evidence(getattr(m, "lineno", 0), "here each rank gets its own") for m in sorted(marks, key=lambda m: getattr(m, "lineno", 0)))
+    message = CHOSEN if what == LOSS else APART
+    return message.at(node.lineno, node.col_offset + 1, test=facts.source.segment(test)[:60], what=what, evidence=evidence)  # type: ignore[attr-defined]
+
+
+def _gathers(facts: View) -> tuple[Edit, ...]:
+    return ensure_import(facts.source, "accelerate.utils", "gather_object")
+
+
+def _averages(facts: View, decisions: Decisions, statement: ast.stmt, names: list[ast.Name]) -> str:
+    """Lines that set each name to what one process would have: the mean over the ranks, or the sum of their shares of the whole dataset."""
+    accelerator = decisions.accelerator(statement)
+    lines = []
+    for name in {n.id: n for n in names}.values():
+        share = "" if _share(facts, name) else f" / {accelerator}.num_processes"
+        lines.append(f"{name.id} = sum(gather_object([{name.id}])){share}")
+    return "\n".join(lines)
+
+
+def _share(facts: View, name: ast.Name) -> bool:
+    """Whether a number is a rank's own sum divided by the size of the whole dataset."""
+    for node in ast.walk(facts.function(name)):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.BinOp(op=ast.Div(), right=size)):
+                pass
+            case ast.AugAssign(target=ast.Name(id=target), op=ast.Div(), value=size):
+                pass
+            case _:
+                continue
+        if target == name.id and whole_dataset(facts, size):
+            return True
+    return False
+
+
+def _together(facts: View, decisions: Decisions, node: ast.AST, test: ast.expr, wanted: list[ast.expr]) -> tuple[Edit, ...] | None:
+    """A test that all ranks answer alike: of the mean of a loss, or of a clock when the first of them says so."""
+    if not isinstance(node, (ast.If, ast.While)) or not wanted:
+        return None
+    marks = facts.machine.marks_of(test)
+    if marks and all(isinstance(m, ast.Call) and names_.CLOCK.match(facts.path(m)) for m in marks):
+        decisions.accelerator(node)
+        word = "any" if isinstance(node, ast.If) else "all"
+        return merge([wrap_expression(facts.source, test, f"{word}(gather_object([", "]))"), _gathers(facts)])
+    losses = [_loss(facts, n) for n in wanted]
+    if isinstance(node, ast.While) or any(n is None for n in losses):
+        return None
+    accelerator = decisions.accelerator(node)
+    return merge([replace(facts.source, n, f'{accelerator}.reduce({n.id}.detach(), reduction="mean")') for n in losses if n is not None])
+
+
+def _loss(facts: View, node: ast.expr) -> ast.Name | None:
+    """The name of a scalar loss that a part of a test asks for: `loss`, `loss.item()`."""
+    if isinstance(node, ast.Attribute) and node.attr in ("item", "detach", "data", "isnan", "isinf", "isfinite", "cpu"):
+        node = node.value
+    if not isinstance(node, ast.Name) or facts.roles.of_node(node) != "loss":
+        return None
+    objs = facts.machine.at[node].objs
+    whole = [b for b in facts.program.backwards if not b.call.keywords and facts.machine.at.get(b.loss, NOTHING).objs & objs]
+    return node if whole else None
+
+
+def _loss_number(facts: View, node: ast.expr) -> bool:
+    """Whether a name holds a training loss as a Python number."""
+    objs = facts.machine.at.get(node, NOTHING).objs
+    return bool(objs) and all(
+        o.kind == "made"
+        and o.base is not None
+        and o.base.kind == "attr"
+        and o.base.name == "item"
+        and o.base.base is not None
+        and facts.roles.of(o.base.base) == "loss"
+        for o in objs
+    )
+
+
+def _top(facts: View, node: ast.AST) -> ast.stmt:
+    """The statement in front of which a decision can be prepared: for an `elif` the first `if` of its chain."""
+    statement = facts.source.statement(node)
+    while facts.source.is_elif(statement):
+        statement = facts.source.parents[statement]  # type: ignore[assignment]
+    return statement
+
+
+def _with_guards(facts: View, found: list[Decided]) -> list[Decided]:
+    """The decisions, and those that they follow from: the tests under which a flag or a count that they ask for is set."""
+    known = {node for node, _, _ in found}
+    waiting = list(found)
+    while waiting:
+        _, test, what = waiting.pop()
+        for name in _marked_names(facts, test):
+            for place, _ in _settings(facts, name) if _follows(facts, name) else ():
+                for parent in facts.source.ancestors(place):
+                    if isinstance(parent, FUNCTIONS):
+                        break
+                    if isinstance(parent, (ast.If, ast.While)) and parent not in known and facts.machine.marks_of(parent.test):
+                        known.add(parent)
+                        found.append((parent, parent.test, what))
+                        waiting.append(found[-1])
+    return sorted(found, key=lambda item: item[0].lineno)  # type: ignore[attr-defined]
+
+
+def _settings(facts: View, name: ast.expr) -> list[tuple[ast.stmt, ast.expr]]:
+    """What sets a name in its function, or an attribute of `self` in its class: the statement, the value."""
+    scope: ast.AST = facts.function(name)
+    if isinstance(name, ast.Attribute):
+        scope = facts.source.scope(scope)
+    text = ast.unparse(name)
+    found: list[tuple[ast.stmt, ast.expr]] = []
+    for node in ast.walk(scope):
+        if not isinstance(node, (ast.Assign, ast.AugAssign)):
+            continue
+        for target in _targets(node):
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(target.elts) == len(node.value.elts):
+                pairs = list(zip(target.elts, node.value.elts, strict=True))
+            found += [(node, value) for part, value in pairs if ast.unparse(part) == text]
+    return found
+
+
+def _targets(node: ast.Assign | ast.AugAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _decisions(facts: View) -> Iterator[Decided]:
     """(place, the expression that decides, about what) in the order of the text."""
-    found: list[tuple[ast.AST, ast.expr, str]] = []
+    found: list[Decided] = []
     for node in facts.source.nodes:
         if isinstance(node, (ast.If, ast.While)) and facts.machine.marks_of(node.test) and not _exhausted(facts, node.test):
             what = _at_stake(facts, node)
@@ -179,13 +342,24 @@ def _at_stake(facts: View, node: ast.If | ast.While | ast.For) -> str:
     for call in facts.calls:
         if (
             facts.path(call) == "torch.save"
-            or (isinstance(call.func, ast.Attribute) and call.func.attr in ("save", "save_state", "get_state_dict", "save_pretrained"))
+            or (isinstance(call.func, ast.Attribute) and call.func.attr in KEEPING)
+            or (facts.path(call) == "copy.deepcopy" and call.args and facts.roles.of_node(call.args[0]) == "model")
         ) and any(facts.inside(s, call) for s in blocks):
             return "a checkpoint"
     for step in facts.scheduler_steps:
         if any(facts.inside(s, step.call) for s in blocks):
             return "the learning rate"
+    if isinstance(node, ast.If) and any(_sets_loss(facts, s) for s in ast.walk(node)):
+        return LOSS
     return ""
+
+
+def _sets_loss(facts: View, node: ast.AST) -> bool:
+    """Whether a statement sets a name from which a backward pass starts in the same function."""
+    if not isinstance(node, (ast.Assign, ast.AugAssign)) or not facts.in_train_loop(node):
+        return False
+    starts = {b.loss.id for b in facts.backwards if isinstance(b.loss, ast.Name) and facts.function(b.call) is facts.function(node)}
+    return any(isinstance(t, ast.Name) and t.id in starts for t in _targets(node))
 
 
 def _synchronises(facts: View) -> bool:
@@ -258,20 +432,21 @@ def _covered(facts: View, node: ast.expr, place: ast.AST, averaged: list[tuple[s
     return False
 
 
-def _follows(facts: View, node: ast.expr, averaged: list[tuple[str, ast.stmt]]) -> bool:
-    """Whether a name only ever holds constants and copies of other names: `best = loss`."""
-    if not isinstance(node, ast.Name):
+def _follows(facts: View, node: ast.expr) -> bool:
+    """Whether a name, or an attribute of `self`, only ever holds constants, counts, and copies of other names: `best = loss`, `bad += 1`."""
+    own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    if not (isinstance(node, ast.Name) or own):
         return False
-    scope = facts.function(node)
-    assigned = [n.value for n in ast.walk(scope) if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)]
-    if len(assigned) != sum(isinstance(n, ast.Name) and n.id == node.id and isinstance(n.ctx, ast.Store) for n in ast.walk(scope)):
-        return False  # summed up, or bound in another way
-    return bool(assigned) and all(
-        isinstance(v, (ast.Constant, ast.Name))
-        or (isinstance(v, ast.UnaryOp) and isinstance(v.operand, ast.Constant))
-        or not facts.machine.marks_of(v)
-        or _picks(v, node.id)
-        for v in assigned
+    set_in = _settings(facts, node)
+    text = ast.unparse(node)
+    scope: ast.AST = facts.function(node) if isinstance(node, ast.Name) else facts.source.scope(facts.function(node))
+    bound = [n for n in ast.walk(scope) if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Store) and ast.unparse(n) == text]
+    if not set_in or len(set_in) != len(bound):
+        return False  # bound in another way
+    return all(
+        not facts.machine.marks_of(value)
+        or (isinstance(statement, ast.Assign) and (isinstance(value, (ast.Constant, ast.Name)) or _picks(value, text)))
+        for statement, value in set_in
     )
 
 
@@ -285,15 +460,28 @@ def _picks(value: ast.expr, name: str) -> bool:
     )
 
 
-def _plain(facts: View, node: ast.AST) -> bool:
-    """Whether every rank comes to the place."""
-    return not any(isinstance(p, ast.If) and facts.machine.marks_of(p.test) for p in facts.source.ancestors(node))
+def _plain(facts: View, node: ast.AST, averaged: list[tuple[str, ast.stmt]]) -> bool:
+    """Whether every rank comes to the place: what stands around it asks for nothing of one rank's own, or for what is averaged by then."""
+    return not any(
+        isinstance(p, ast.If)
+        and facts.machine.marks_of(p.test)
+        and not all(_follows(facts, n) or _covered(facts, n, p, averaged) for n in _marked_names(facts, p.test))
+        for p in facts.source.ancestors(node)
+    )
 
 
 def _number(facts: View, node: ast.expr) -> bool:
     """Whether a value is a Python float: an average or a loss's `.item()`."""
     objs = facts.machine.at.get(node, NOTHING).objs
-    return bool(objs) and all(_float(facts, o, frozenset()) for o in objs) and any(o.kind != "const" for o in objs)
+    return bool(objs) and all(_float(facts, o, frozenset()) for o in objs) and any(_measured(facts, o, frozenset()) for o in objs)
+
+
+def _measured(facts: View, obj: Obj, seen: frozenset[Obj]) -> bool:
+    """Whether a number comes from a measurement, and isn't only counted up: the mean of counts means nothing."""
+    if obj.kind != "expr" or obj in seen or len(seen) > 40:
+        return obj.kind in ("made", "item")
+    parts = facts.machine.operands.get(obj.site, []) if obj.site is not None else []
+    return any(_measured(facts, o, seen | {obj}) for values in parts for value in values for o in value.objs)
 
 
 def _foreign(obj: Obj) -> bool:
@@ -314,11 +502,11 @@ def _float(facts: View, obj: Obj, seen: frozenset[Obj]) -> bool:
         return isinstance(obj.name, (int, float)) and not isinstance(obj.name, bool)
     if obj.kind == "made":
         if obj.base is not None and obj.base.kind == "attr":
-            return obj.base.name == "item"
+            return obj.base.name in ("item", "size", "numel")
         return obj.path in ("float", "sum", "len", "numpy.mean", "statistics.mean", "numpy.average", "round")
     if obj.kind == "item":
         return _foreign(obj)
-    if obj.kind == "expr" and isinstance(obj.site, (ast.BinOp, ast.AugAssign)):
+    if obj.kind == "expr" and isinstance(obj.site, (ast.BinOp, ast.AugAssign, ast.UnaryOp)):
         parts = facts.machine.operands.get(obj.site, [])
         inner = [o for values in parts for value in values for o in value.objs if o is not obj]
         return bool(inner) and all(o in seen or _float(facts, o, seen | {obj}) or o.kind == "attr" for o in inner)
@@ -326,6 +514,191 @@ def _float(facts: View, obj: Obj, seen: frozenset[Obj]) -> bool:
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+start = time.time()
+for epoch in range(10):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        if torch.isnan(loss):
+            continue
+        loss.backward()
+        optimizer.step()
+    if time.time() - start > 3600:
+        break
+""",
+        """\
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+start = time.time()
+for epoch in range(10):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        if torch.isnan(accelerator.reduce(loss.detach(), reduction="mean")):
+            continue
+        accelerator.backward(loss)
+        optimizer.step()
+    if any(gather_object([time.time() - start > 3600])):
+        break
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+best, bad = 1e9, 0
+for epoch in range(10):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * x.size(0)
+    total /= len(loader.dataset)
+    if total < best:
+        best, bad = total, 0
+    else:
+        bad += 1
+    if bad > 2:
+        break
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+best, bad = 1e9, 0
+for epoch in range(10):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        total += loss.item() * x.size(0)
+    total /= len(loader.dataset)
+    total = sum(gather_object([total]))
+    if total < best:
+        best, bad = total, 0
+    else:
+        bad += 1
+    if bad > 2:
+        break
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+many = 0
+for epoch in range(10):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if y.float().mean() > 0.5:
+            many += 1
+    if many > 5:
+        break
+""",
+        "S2A215",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    if y.sum() > 10:
+        loss = loss * 2
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A715",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    try:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        torch.cuda.empty_cache()
+""",
+        "S2A725",
+    ),
     (
         """\
 import torch
@@ -498,7 +871,27 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
 """,
-        "S2A215",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    if accelerator.reduce(loss.detach(), reduction="mean").item() > 100:
+        continue
+    accelerator.backward(loss)
+    optimizer.step()
+""",
     ),
     (
         """\

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from script2accel.analysis.context import quiet
 from script2accel.analysis.facts import TrainLoop, View
 from script2accel.analysis.values import NOTHING, Obj
+from script2accel.analysis.whole import whole_dataset
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -61,7 +62,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if layers:
         yield BATCH_NORM.at(layers[0].lineno, layers[0].col_offset + 1, count=len(layers))
     for node in facts.source.nodes:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and facts.machine.marks_of(node.left) and _whole_dataset(facts, node.right):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and facts.machine.marks_of(node.left) and whole_dataset(facts, node.right):
             yield WHOLE.at(node.lineno, node.col_offset + 1)
     marked = next((c for c in facts.calls if facts.path(c) == "print" and any(facts.machine.marks_of(a) for a in c.args)), None)
     if marked is not None:
@@ -114,15 +115,6 @@ def _trains(facts: View, call: ast.Call) -> bool:
     for obj in facts.machine.at.get(call, NOTHING).objs:
         used += [n for what, n in facts.machine.uses.get(obj, ()) if what == "call" and isinstance(n, ast.Call)]
     return any(facts.in_train_loop(node) and not quiet(facts, node) for node in used)
-
-
-def _whole_dataset(facts: View, node: ast.expr) -> bool:
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id == "len" and inner.args:
-            arg = inner.args[0]
-            if (isinstance(arg, ast.Attribute) and arg.attr in ("dataset", "sampler")) or facts.roles.of_node(arg) in ("dataset", "sampler"):
-                return True
-    return False
 
 
 SCALED = Message(
