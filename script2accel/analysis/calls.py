@@ -20,6 +20,7 @@ ONE_BY_ONE = re.compile(r"^(iter|itertools\.(cycle|islice)|more_itertools\.\w+)$
 SHUFFLES = re.compile(r"^(numpy\.random|random)\.shuffle$")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Keywords = dict[str | None, Value]
+SIZING = frozenset({"append", "appendleft", "extend", "extendleft", "add", "insert", "put", "push", "pop", "popleft", "remove", "discard", "clear"})
 EQUAL_ON_RANKS = frozenset({"len", "isinstance", "type", "hasattr", "id", "callable", "issubclass"})
 ACCELERATOR = re.compile(r"^accelerate\.(accelerator\.)?Accelerator$")
 AGREEING = frozenset({"gather", "gather_for_metrics", "reduce", "check_trigger"})
@@ -379,7 +380,8 @@ class Calls(Expressions):
         if path in EQUAL_ON_RANKS:
             for o in first.objs if path == "len" else ():
                 self.use(o, "len", node)
-            return self._made(obj, node, args, keywords, frozenset())
+            lengths = [self.lengths.get(o, frozenset()) for o in first.objs] if path == "len" else []
+            return self._made(obj, node, args, keywords, frozenset[ast.AST]().union(*lengths))
         if path == "getattr" and len(args) >= 2 and all(o.kind == "const" for o in args[1].objs) and len(args[1].objs) == 1:
             name = next(iter(args[1].objs)).name
             return join_all([self.member(o, str(name), node) for o in first.objs]).join(args[2] if len(args) > 2 else NOTHING)
@@ -453,6 +455,11 @@ class Calls(Expressions):
             for arg, value in zip(arguments, values, strict=False)
         ]
 
+    def grow(self, container: Obj) -> None:
+        """A container gets or loses an element: where that is under marks, its length is marked."""
+        if self.guard:
+            self.lengths[container] = self.lengths.get(container, frozenset()) | self.guard
+
     def _spread(self, value: Value) -> list[Value]:
         """The elements of a written tuple, one value each."""
         for obj in value.objs:
@@ -464,6 +471,8 @@ class Calls(Expressions):
         base, name = obj.base, str(obj.name)
         assert base is not None
         self.use(base, "." + name, node)
+        if name in SIZING:
+            self.grow(base)
         if base.inner is not base:
             self.use(base.inner, "." + name, node)
         if self.tells_place(base):

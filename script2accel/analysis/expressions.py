@@ -47,6 +47,7 @@ class Expressions:
         self.escapes: dict[ast.AST, list[ast.AST]] = {}
         self.order: dict[ast.stmt, int] = {}
         self.guard: frozenset[ast.AST] = frozenset()
+        self.lengths: dict[Obj, frozenset[ast.AST]] = {}  # containers that grow or shrink under marks: how many elements they have differs, too
         self.rehearsed = False
         self.steps = 0
         self._stack: list[ast.AST] = []
@@ -706,7 +707,11 @@ class Expressions:
 
     def marks_of(self, node: ast.AST) -> frozenset[ast.AST]:
         """What makes an expression differ between ranks."""
-        return self.at[node].marks - self.detours - self.flows - self.makings - self.drawings.keys() if node in self.at else frozenset()
+        return self.ranked(self.at[node].marks) if node in self.at else frozenset()
+
+    def ranked(self, marks: frozenset[ast.AST]) -> frozenset[ast.AST]:
+        """Those of some marks that tell of a difference between ranks."""
+        return marks - self.detours - self.flows - self.makings - self.drawings.keys()
 
     def drawn_into(self, node: ast.AST) -> list[tuple[ast.AST, Obj]]:
         """What an expression is computed from of that which `next`, generators and loops over indices gave: (place, object drawn from)."""

@@ -220,9 +220,9 @@ class Machine(Calls):
         guards: list[frozenset[ast.AST]] = []
         marks: frozenset[ast.AST] = frozenset()
         while True:
-            test = self.eval(node.test, scope)
+            tested = self.tested(node.test, scope)
             known = self.truth(node.test)
-            marks |= test.marks if known is None else frozenset()
+            marks |= tested if known is None else frozenset()
             if known is not False:
                 blocks.append(node.body)
                 guards.append(marks)
@@ -276,9 +276,12 @@ class Machine(Calls):
     do_AsyncFor = do_For
 
     def do_While(self, node: ast.While, scope: ast.AST) -> bool:
-        test = self.eval(node.test, scope)
-        guard, self.guard = self.guard, self.guard | test.marks
-        self._loop(node, scope, lambda: None)
+        guard = self.guard
+
+        def turn() -> None:
+            self.guard = guard | self.tested(node.test, scope)
+
+        self._loop(node, scope, turn)
         self.eval(node.test, scope)
         self.guard = guard
         forever = isinstance(node.test, ast.Constant) and node.test.value
@@ -294,14 +297,23 @@ class Machine(Calls):
             self.phase = old
         self.execute(node.orelse, scope)
 
+    def tested(self, test: ast.expr, scope: ast.AST) -> frozenset[ast.AST]:
+        """What makes a condition differ between ranks; a container is true by its length."""
+        value = self.eval(test, scope)
+        inner = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+        return self.ranked(value.marks).union(*(self.lengths.get(o, frozenset()) for o in self.at.get(inner, value).objs))
+
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, scope: ast.AST, bind: Callable[[], None]) -> None:
+        guard, exits = self.guard, _exits(node)
         for turn in range(1 if self.rerun else 2):
             self.rerun += turn
             journal = self.open()
             bind()
+            self.guard = self.guard.union(*map(self.marks_of, exits))  # how many turns there are is marked, too
             self.execute(node.body, scope)
             self.meet(journal)
             self.rerun -= turn
+        self.guard = guard
         self.execute(node.orelse, scope)
 
     def do_With(self, node: ast.With | ast.AsyncWith, scope: ast.AST) -> bool:
@@ -364,6 +376,7 @@ class Machine(Calls):
                 key = self.constant(index)
                 self.eval(index, scope)
                 for obj in self.eval(owner, scope).objs:
+                    self.grow(obj)
                     if obj.kind in ("dict", "list", "tuple", "made", "param", "attr", "instance"):
                         if key is None or obj.kind != "dict":
                             self.add((obj, "*"), value.marked(self.guard))
@@ -379,6 +392,28 @@ class Machine(Calls):
     def names(self, scope: ast.AST) -> Iterable[tuple[str, Value]]:
         """The variables of a scope and what they hold now."""
         return [(str(name), value) for (owner, name), value in self.store.items() if owner is scope]
+
+
+def _exits(loop: ast.For | ast.AsyncFor | ast.While) -> list[ast.expr]:
+    """The conditions under which a loop is left by a `break` of its own."""
+    found: list[ast.expr] = []
+
+    def look(block: list[ast.stmt], tests: list[ast.expr]) -> None:
+        for statement in block:
+            match statement:
+                case ast.Break():
+                    found.extend(tests)
+                case ast.If(test=test, body=body, orelse=orelse):
+                    look(body, [*tests, test])
+                    look(orelse, [*tests, test])
+                case ast.With(body=body) | ast.AsyncWith(body=body):
+                    look(body, tests)
+                case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
+                    for part in (body, *(handler.body for handler in handlers), orelse, finalbody):
+                        look(part, tests)
+
+    look(loop.body, [])
+    return found
 
 
 def _listed(source: Source) -> set[str] | None:

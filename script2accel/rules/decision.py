@@ -915,6 +915,54 @@ for x, y in loader:
     ),
     (
         """\
+import random
+from collections import deque
+
+import torch
+from torch import nn
+
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+memory = deque(maxlen=500)
+for episode in range(50):
+    done = False
+    while not done:
+        memory.append(torch.randn(3))
+        done = random.random() < 0.2
+    if len(memory) > 20:
+        loss = model(torch.stack(random.sample(memory, 8))).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+        "S2A215",
+    ),
+    (
+        """\
+import random
+from collections import deque
+
+import torch
+from torch import nn
+
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+memory = deque(maxlen=500)
+for episode in range(50):
+    while True:
+        memory.append(torch.randn(3))
+        if random.random() < 0.2:
+            break
+    if len(memory) > 20:
+        loss = model(torch.stack(random.sample(memory, 8))).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+        "S2A215",
+    ),
+    (
+        """\
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
