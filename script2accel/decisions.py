@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from script2accel.analysis.devices import Move, copied_before, definitions_cached, from_prepared_loader, runs_before
+from script2accel.analysis.devices import Move, copied_before, definitions_cached, from_prepared_loader, leaves_device, runs_before
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.options import Options
@@ -123,7 +123,8 @@ class Decisions:
             return False
         models = [*facts.roles.objects(move.receiver, "model"), *facts.roles.objects(move.receiver, "criterion")]
         if models and all(self.is_prepared(m) for m in models) and len(models) == len(facts.machine.at[move.receiver].objs):
-            return not any(runs_before(facts, m.inner) or copied_before(facts, m.inner) for m in models)
+            at = facts.machine.at[move.receiver].objs
+            return not any(runs_before(facts, m.inner) or copied_before(facts, m.inner) or leaves_device(facts, o) for m in models for o in at)
         return from_prepared_loader(facts, move.receiver)
 
     def prepared_here(self, node: ast.AST, role: str) -> bool:

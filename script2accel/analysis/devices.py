@@ -210,6 +210,30 @@ def _move(facts: Facts, call: ast.Call, func: ast.Attribute) -> Move | None:
     return Move(call, func.value, device, tuple(rest), non_blocking) if device is not None else None
 
 
+def to_cpu(move: Move) -> bool:
+    """Whether a move goes to the CPU by name."""
+    match move.device:
+        case ast.Constant(value="cpu"):
+            return True
+        case ast.Call(args=[ast.Constant(value="cpu")]):
+            return True
+    return False
+
+
+def leaves_device(facts: Facts, model: Obj) -> bool:
+    """Whether a model that was prepared is moved to the CPU (to be saved, say): a move behind that brings it back, and stays."""
+    if model.kind != "prepared":
+        return False
+    for what, node in facts.machine.uses.get(model, ()):
+        if what == ".cpu":
+            return True
+        if what == ".to" and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            move = _move(facts.program, node, node.func)
+            if move is not None and to_cpu(move):
+                return True
+    return False
+
+
 def from_prepared_loader(facts: Facts, node: ast.expr) -> bool:
     """Whether everything an expression can hold is a tensor (or container) of batches that a prepared loader placed."""
     objs = [o for o in facts.machine.at.get(node, NOTHING).objs if o.kind != "const"]

@@ -222,6 +222,10 @@ WRITER_METHODS = re.compile(
     r"|plot\w*)$"
 )
 DOWNLOADS = re.compile(r"^torchvision\.datasets\.[A-Z]\w+$")
+FETCHES = re.compile(
+    r"^(urllib\.request\.(urlopen|urlretrieve)|six\.moves\.urllib\.request\.(urlopen|urlretrieve)|requests\.get|wget\.download|gdown\.\w+"
+    r"|torch\.hub\.download_url_to_file|torchvision\.datasets\.utils\.download_\w+|huggingface_hub\.(hf_hub_download|snapshot_download))$"
+)
 
 # nn.Module's own API: what a wrapped model answers as its inner one does ----------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.devices import Move, fixed_device, moves, moves_itself
+from script2accel.analysis.devices import Move, fixed_device, moves, moves_itself, to_cpu
 from script2accel.analysis.distribution import wrappers
 from script2accel.analysis.facts import View
 from script2accel.analysis.residue import nothing_left
@@ -37,7 +37,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for move in moves(facts):
         if decisions.places(move):
             dropped.append(move)
-        elif _is_cpu(move) or moves_itself(facts, move.receiver):
+        elif to_cpu(move) or moves_itself(facts, move.receiver):
             continue
         elif move.device is None or fixed_device(facts, move.device):
             device = decisions.device(move.call)
@@ -55,15 +55,6 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
                 source="R04",
             )
     yield from _drop(facts, decisions, dropped)
-
-
-def _is_cpu(move: Move) -> bool:
-    match move.device:
-        case ast.Constant(value="cpu"):
-            return True
-        case ast.Call(args=[ast.Constant(value="cpu")]):
-            return True
-    return False
 
 
 def _drop(facts: View, decisions: Decisions, dropped: list[Move]) -> Iterator[Change]:
@@ -128,6 +119,50 @@ def _only_reads(facts: View, test: ast.expr) -> bool:
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for x, y in loader:
+        x, y = x.to(device), y.to(device)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    model.eval().cpu()
+    torch.save(model.state_dict(), "model.pt")
+    model.to(device).train()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+device = accelerator.device
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+    model.eval().cpu()
+    accelerator.save(accelerator.get_state_dict(model), "model.pt")
+    model.to(device).train()
+""",
+    ),
     (
         """\
 import torch

@@ -1,6 +1,8 @@
 """Download and cache on one process first.
 
-A dataset that downloads itself stands under `with accelerator.main_process_first():`, so that the other ranks find the files.
+A dataset that downloads itself, or a block that fetches files unless they are there, stands under
+`with accelerator.main_process_first():`, so that the other ranks find the files. A dataset class of the script's own that downloads isn't handed
+the accelerator, since workers get it pickled: where it is made is wrapped instead.
 Left alone when `download` is False or missing, or a guard stands there already.
 Source: https://huggingface.co/docs/accelerate/concept_guides/deferring_execution
 """
@@ -11,6 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.facts import View
+from script2accel.analysis.fetching import fetches
 from script2accel.change.edits import CannotEditError, neighbours, wrap_statements
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -28,20 +31,16 @@ SHARED = Message(
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     statements: dict[ast.stmt, None] = {}
-    for call in facts.calls:
-        if not names.DOWNLOADS.match(facts.path(call)) or _waits(facts, call):
-            continue
-        flag = next((k.value for k in call.keywords if k.arg == "download"), None)
-        if flag is not None and not (isinstance(flag, ast.Constant) and not flag.value):
-            statement = facts.source.statement(call)
-            if not decisions.may_ask(call):
-                yield SHARED.at(call.lineno, call.col_offset + 1)
-                continue
-            later = any(isinstance(p, ast.Lambda) for p in facts.source.ancestors(call))
-            if isinstance(statement, (ast.Assign, ast.Expr, ast.AnnAssign, ast.Return)) and not later:
-                statements[statement] = None
-            else:
-                yield SHARED.at(call.lineno, call.col_offset + 1)
+    for call in _downloads(facts):
+        statement = facts.source.statement(call)
+        later = any(isinstance(p, ast.Lambda) for p in facts.source.ancestors(call))
+        if decisions.may_ask(call) and isinstance(statement, (ast.Assign, ast.Expr, ast.AnnAssign, ast.Return)) and not later:
+            statements[statement] = None
+        else:
+            yield SHARED.at(call.lineno, call.col_offset + 1)
+    for asked in sorted(fetches(facts), key=lambda s: s.lineno):
+        if facts.source.root(asked) is facts.source.tree and decisions.may_ask(asked):
+            statements[asked] = None
     for run in neighbours(facts.source, list(statements)):
         header = f"with {decisions.accelerator(run[0], essential=False)}.main_process_first():"
         try:
@@ -58,6 +57,20 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             yield SHARED.at(run[0].lineno)
 
 
+def _downloads(facts: View) -> Iterator[ast.Call]:
+    """The calls of this file that make a dataset which downloads itself, or one of the script's own around such a dataset."""
+    for call in facts.program.calls:
+        flag = next((k.value for k in call.keywords if k.arg == "download"), None)
+        asked = flag is not None and not (isinstance(flag, ast.Constant) and not flag.value)
+        if not asked or not names.DOWNLOADS.match(facts.path(call)):
+            continue
+        own = facts.inside_class(call, facts.dataset_classes)  # it is pickled for workers, so it holds no accelerator
+        made = [o.site for cls, objs in facts.machine.instances.items() if cls.site is own for o in objs] if own is not None else [call]
+        for site in dict.fromkeys(made):
+            if isinstance(site, ast.Call) and facts.program.source.root(site) is facts.source.tree and not _waits(facts, site):
+                yield site
+
+
 def _waits(facts: View, call: ast.Call) -> bool:
     return any(
         isinstance(p, ast.With) and any("main_process_first" in ast.unparse(i.context_expr) for i in p.items) for p in facts.source.ancestors(call)
@@ -65,6 +78,158 @@ def _waits(facts: View, call: ast.Call) -> bool:
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import os
+import tarfile
+import urllib.request
+from os.path import exists, join
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def fetch(dest="data"):
+    folder = join(dest, "images")
+    if not exists(folder):
+        os.makedirs(dest)
+        data = urllib.request.urlopen("https://example.org/images.tgz")
+        path = join(dest, "images.tgz")
+        with open(path, "wb") as f:
+            f.write(data.read())
+        with tarfile.open(path) as tar:
+            tar.extractall(dest)
+        os.remove(path)
+    return folder
+
+
+def main():
+    folder = fetch()
+    loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
+""",
+        """\
+import os
+import tarfile
+import urllib.request
+from os.path import exists, join
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+
+def fetch(accelerator, dest="data"):
+    folder = join(dest, "images")
+    with accelerator.main_process_first():
+        if not exists(folder):
+            os.makedirs(dest)
+            data = urllib.request.urlopen("https://example.org/images.tgz")
+            path = join(dest, "images.tgz")
+            with open(path, "wb") as f:
+                f.write(data.read())
+            with tarfile.open(path) as tar:
+                tar.extractall(dest)
+            os.remove(path)
+    return folder
+
+
+def main():
+    accelerator = Accelerator()
+    folder = fetch(accelerator)
+    loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
+""",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import datasets
+
+
+class Pairs(Dataset):
+    def __init__(self, root, train):
+        self.images = datasets.MNIST(root, train=train, download=True)
+
+    def __len__(self):
+        return len(self.images) // 2
+
+    def __getitem__(self, index):
+        one, other = self.images.data[2 * index].float(), self.images.data[2 * index + 1].float()
+        return one - other, self.images.targets[index]
+
+
+train = Pairs("data", train=True)
+loader = DataLoader(train, batch_size=16, num_workers=2, shuffle=True)
+model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from accelerate import Accelerator
+from torchvision import datasets
+
+
+class Pairs(Dataset):
+    def __init__(self, root, train):
+        self.images = datasets.MNIST(root, train=train, download=True)
+
+    def __len__(self):
+        return len(self.images) // 2
+
+    def __getitem__(self, index):
+        one, other = self.images.data[2 * index].float(), self.images.data[2 * index + 1].float()
+        return one - other, self.images.targets[index]
+
+
+accelerator = Accelerator()
+with accelerator.main_process_first():
+    train = Pairs("data", train=True)
+loader = DataLoader(train, batch_size=16, num_workers=2, shuffle=True)
+model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+    ),
     (
         """\
 import torch

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from script2accel.analysis.context import guarded
 from script2accel.analysis.facts import View
+from script2accel.analysis.fetching import fetched
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import CannotEditError, ensure_import, merge, neighbours, wrap_expression, wrap_statements
 from script2accel.change.plan import Change
@@ -41,7 +42,12 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     statements: dict[ast.stmt, None] = {}
     for call in facts.calls:
         makes, opens = _makes_writer(facts, call), _opens_for_writing(facts, call)
-        if not (makes or opens or _writes(facts, call)) or guarded(facts, call) or facts.inside_class(call, facts.dataset_classes):
+        if (
+            not (makes or opens or _writes(facts, call))
+            or guarded(facts, call)
+            or facts.inside_class(call, facts.dataset_classes)
+            or fetched(facts, call)
+        ):
             continue
         if makes:
             yield _writer(facts, decisions, call)
