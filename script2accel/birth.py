@@ -275,6 +275,8 @@ def _birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str
     if loader:
         arguments["dataloader_config"] = f"DataLoaderConfiguration({', '.join(f'{k}={v}' for k, v in loader.items())})"
         wanted["accelerate.utils", "DataLoaderConfiguration"] = None
+    if decisions.ddp_arguments.get("static_graph", "False") != "False" and not options.sharded:
+        _synchronised_each_batch(arguments, wanted)
     handlers = list(decisions.handlers)
     if decisions.ddp_arguments and not options.sharded:
         handlers.append(f"DistributedDataParallelKwargs({', '.join(f'{k}={v}' for k, v in decisions.ddp_arguments.items())})")
@@ -289,6 +291,15 @@ def _birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str
         lines.append(f"set_seed({options.seed})")
         imports.append(ensure_import(source, "accelerate.utils", "set_seed"))
     return "\n".join(lines), imports
+
+
+def _synchronised_each_batch(arguments: dict[str, str], wanted: dict[tuple[str, str], None]) -> None:
+    """A static graph has to see every backward pass: without synchronisation in between, DDP ends with an internal error (measured)."""
+    steps = arguments.pop("gradient_accumulation_steps", None)
+    plugin = arguments.get("gradient_accumulation_plugin", f"GradientAccumulationPlugin(num_steps={steps})" if steps is not None else None)
+    if plugin is not None:
+        arguments["gradient_accumulation_plugin"] = plugin.removesuffix(")") + ", sync_each_batch=True)"
+        wanted["accelerate.utils", "GradientAccumulationPlugin"] = None
 
 
 def _spread(keyword: str, text: str) -> list[str]:

@@ -182,6 +182,7 @@ def test_readme_lists_all(update_golden: bool) -> None:
 
 
 def test_every_report_is_complete() -> None:
+    assert len(CASES) == COUNT
     for case in CASES:
         assert case.url.startswith("https://") and case.must.endswith("."), f"{case.name}: url or what must come out is missing"
         assert case.has or case.says, f"{case.name}: nothing is looked for"

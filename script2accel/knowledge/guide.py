@@ -231,6 +231,10 @@ TOPICS: Mapping[str, Topic] = {
             ),
             Fact("torchrun starts the same script.", "basic_tutorials/launch#using-accelerate-launch"),
             Fact("In a notebook everything that touches a device is in the function given to `notebook_launcher`.", "basic_tutorials/notebook"),
+            Fact(
+                "On a TPU a notebook makes the model once, outside the function given to `notebook_launcher`, and hands it over as an argument.",
+                "concept_guides/training_tpu#creating-your-model",
+            ),
             Fact("MPS is one device: distributed set-ups don't work there.", "usage_guides/mps#a-few-caveats-to-be-aware-of"),
         ),
         "",

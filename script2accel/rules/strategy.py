@@ -11,6 +11,7 @@ Source: https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from script2accel.analysis.blocks import blocks
@@ -37,6 +38,20 @@ LATER = Message("S2A278", Severity.ERROR, "tensor and context parallelism aren't
 GATED = Message("S2A828", Severity.NOTE, "the strategy needs {versions}", "")
 NOTED = Message("S2A838", Severity.NOTE, "{text}", "")
 BLOCKS = Message("S2A848", Severity.NOTE, "FSDP wraps {what}", "")
+
+ABSENT = Message(
+    "S2A856",
+    Severity.ERROR,
+    "`{name}` is to be wrapped, and no class of the script that makes the model has this name: FSDP would look for it in vain",
+    "leave `wrap` out: the repeated block is found in the script ({seen})",
+)
+FOREIGN = Message(
+    "S2A866",
+    Severity.WARNING,
+    "`{name}` is to be wrapped, which doesn't look like a part of `{model}`: FSDP ends with an error where a model doesn't have the class",
+    "leave `wrap` out: the model brings a list of its own",
+)
+FAMILY = re.compile(r"^transformers\.(?:\w+\.)*([A-Z]\w*?)(?:PreTrainedModel|Model|LMHeadModel|DoubleHeadsModel|For[A-Z]\w*)(?:\.|$)")
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -68,6 +83,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if uses_config(request) and options.sizes.total > 1:
         engines["parallelism_config"] = parallelism_config(options.sizes)
     if options.sharded:
+        yield from _absent(facts.program, decisions, line)
         wrap = _wrap(facts.program, decisions)
         engines["fsdp_plugin"] = fsdp_plugin(wrap, offload=options.offload == "all")
         yield BLOCKS.at(line, what=f"`{'`, `'.join(wrap)}`" if wrap else "the model's own list of blocks" if wrap == () else "the model as one unit")
@@ -82,6 +98,25 @@ def _wrap(facts: Facts, decisions: Decisions) -> tuple[str, ...] | None:
         return decisions.options.wrap
     model = facts.models[0]
     return () if _transformers(model) else blocks(facts, model) or None
+
+
+def _absent(facts: Facts, decisions: Decisions, line: int) -> Iterator[Diagnostic]:
+    """Classes that are asked for and that the model can't have."""
+    model = facts.models[0]
+    own = {cls.name for cls in facts.module_classes}
+    family = FAMILY.match(model.path)
+    for name in decisions.options.wrap:
+        if model.kind == "instance" and name not in own and not _borrows(facts):
+            seen = blocks(facts, model)
+            yield ABSENT.at(line, name=name, seen=f"here `{'`, `'.join(seen)}`" if seen else "here none, so the model is one unit")
+        elif family and family[1] not in ("Auto", "") and not name.startswith(family[1]):
+            yield FOREIGN.at(line, name=name, model=model.path.removeprefix("transformers."))
+
+
+def _borrows(facts: Facts) -> bool:
+    """Whether classes of the script hold modules from libraries, whose blocks can't be seen."""
+    paths = (facts.path(call) for call in facts.calls if facts.in_module(call))
+    return any("." in path and path.partition(".")[0] not in ("torch", "math", "numpy") for path in paths)
 
 
 def _transformers(model: Obj) -> bool:
@@ -240,5 +275,35 @@ for x, y in loader:
 """,
         None,
         {},
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A856",
+        {"strategy": "fsdp2", "num_processes": 2, "wrap": ["BertLayer"]},
     ),
 ]
