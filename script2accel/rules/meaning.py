@@ -62,11 +62,16 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if layers:
         yield BATCH_NORM.at(layers[0].lineno, layers[0].col_offset + 1, count=len(layers))
     for node in facts.source.nodes:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and facts.machine.marks_of(node.left) and whole_dataset(facts, node.right):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _one_ranks(facts, node.left) and whole_dataset(facts, node.right):
             yield WHOLE.at(node.lineno, node.col_offset + 1)
-    marked = next((c for c in facts.calls if facts.path(c) == "print" and any(facts.machine.marks_of(a) for a in c.args)), None)
+    marked = next((c for c in facts.calls if facts.path(c) == "print" and any(_one_ranks(facts, a) for a in c.args)), None)
     if marked is not None:
         yield ONE_RANK.at(marked.lineno, marked.col_offset + 1)
+
+
+def _one_ranks(facts: View, node: ast.expr) -> bool:
+    """Whether a value is counted in a loop over one rank's batches; what is drawn in front of all loops is the same on all, or told elsewhere."""
+    return any(not isinstance(mark, ast.Call) or facts.all_loops(mark) for mark in facts.machine.marks_of(node))
 
 
 def _side_by_side(facts: View, loop: TrainLoop) -> int:
