@@ -22,6 +22,12 @@ UNPLACED = Message(
     "no place is found where {what} can be prepared: {why}",
     "create model, optimizer and loaders in one function, before the loops, and convert again",
 )
+UNCALLED = Message(
+    "S2A295",
+    Severity.ERROR,
+    "this model is trained, and never called: training goes through its parts or methods, whose gradients would not be synchronised between ranks",
+    "call the model itself (let `forward` do what training calls), and convert again",
+)
 DEPENDS = Message(
     "S2A256",
     Severity.ERROR,
@@ -119,6 +125,7 @@ class Placer:
     def place(self, models: list[Obj], optimizers: list[Obj], loaders: list[Obj]) -> None:
         """Place everything: one call where that is possible."""
         if not optimizers or not models:
+            self._uncalled(optimizers)
             return
         groups: dict[Function, list[Obj]] = {}
         for optimizer in optimizers:
@@ -136,6 +143,13 @@ class Placer:
         for loader in loaders:
             if loader not in placed:
                 self._loader_alone(loader)
+
+    def _uncalled(self, optimizers: list[Obj]) -> None:
+        """Say which models are trained and never called: training goes through their parts or methods."""
+        for model, by in self.facts.roles.training.items():
+            site = model.site if model.kind in ("made", "instance") and self.facts.roles.of(model) == "model" else None
+            if isinstance(site, ast.expr) and set(by) & set(optimizers) and self.facts.train_loops:
+                self.result.problems.append(UNCALLED.at(site.lineno, site.col_offset + 1, path=self.facts.source.of(site).path))
 
     def _serves(self, loader: Obj, optimizers: list[Obj]) -> bool:
         """Whether one of the optimizers steps in a loop over the loader, or the loader is evaluated beside it in one function."""

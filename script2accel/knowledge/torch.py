@@ -130,6 +130,14 @@ TAKES_PLAIN = re.compile(  # what copies, traces or exports a module: a wrapper 
     r"|torch\.fx\.symbolic_trace|torch\.ao\.quantization\.\w+|torch\.quantization\.\w+)$"
 )
 TRACED = re.compile(r"^torch\.jit\.(trace|trace_module|script|freeze)$")
+PAST_AUTOGRAD = re.compile(  # gradients, or forward passes, that don't go through the wrapped model
+    r"^torch\.autograd\.(grad|functional\.\w+)$|^torch\.func\.(functional_call|grad|grad_and_value|vjp|jvp|jacrev|jacfwd|hessian)$"
+    r"|^torch\.nn\.utils\.stateless\.functional_call$|^functorch\.\w+$|^higher\.innerloop_ctx$"
+)
+BARE_LAYER = re.compile(  # layers without parameters
+    r"^torch\.nn\.(modules\.\w+\.)?(\w*(ReLU6?|Dropout\w*|Pool\dd|Pad\dd|Loss)|Tanh|Sigmoid|Softmax\w*|LogSoftmax|GELU|SiLU|Mish|ELU|SELU|Hardtanh|Identity"
+    r"|Flatten|Unflatten|Upsample|PixelShuffle|Softplus|LogSigmoid|CosineSimilarity|ChannelShuffle|Fold|Unfold)$"
+)
 GIVES_BACK = re.compile(r"^apex\.amp\.initialize$")
 STATELESS = frozenset({"train", "eval", "zero_grad", "training", "gradient_checkpointing_enable", "to", "cuda", "module"})
 """Attributes of a module that tell or change nothing of its weights."""

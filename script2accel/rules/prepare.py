@@ -67,6 +67,36 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(8, 2), nn.Linear(2, 8)
+
+    def encode(self, x):
+        return self.encoder(x)
+
+    def decode(self, z):
+        return self.decoder(z)
+
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8)), batch_size=16, shuffle=True)
+model = Coder()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for (x,) in loader:
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model.decode(model.encode(x)), x).backward()
+    optimizer.step()
+""",
+        "S2A295",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
 data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
 loader = DataLoader(data, batch_size=16, shuffle=True)
 test_loader = DataLoader(TensorDataset(torch.ones(17, 8), torch.zeros(17).long()), batch_size=16)

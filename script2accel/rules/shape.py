@@ -230,7 +230,7 @@ def _calls(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
             yield BUFFERS.at(*place, text=text)
         elif any(p == "torch.compile" for p in paths) and decisions.plan.prepares:
             yield COMPILED.at(*place, text=text)
-        elif any(p == "torch.autograd.grad" for p in paths) and not quiet(facts, call):
+        elif any(names.PAST_AUTOGRAD.match(p) for p in paths) and not quiet(facts, call):
             yield BY_HAND.at(*place, text=text)
 
 

@@ -2,6 +2,7 @@
 
 Where training ignores a part of what the model gives (`validity, _ = discriminator(images)`), the parameters behind it get no gradient in that
 step, and a wrapped model stops with an error at the next forward pass (measured). `find_unused_parameters=True` is set then.
+The same holds for a layer that no method reads, or that `forward` reads only if an argument says so.
 Left alone when everything that the model gives is used.
 Source: https://huggingface.co/docs/accelerate/package_reference/kwargs#accelerate.DistributedDataParallelKwargs
 """
@@ -17,6 +18,7 @@ from script2accel.analysis.values import Obj
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.knowledge import torch as names
 
 CODE, NAME = "S2A245", "unused-parameters"
 IGNORED = Message(
@@ -27,7 +29,19 @@ IGNORED = Message(
 )
 
 
+LEFT = Message(
+    "S2A835",
+    Severity.NOTE,
+    "a training step may leave the parameters of `{name}` unused: DDP is told to look for unused parameters (`find_unused_parameters=True`)",
+    "",
+)
+
+
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    for model in facts.models if decisions.plan.prepares else ():
+        for node, name in _left(facts, model):
+            decisions.ddp_arguments["find_unused_parameters"] = "True"
+            yield LEFT.at(node.lineno, node.col_offset + 1, name=name)
     for forward in facts.forwards if decisions.plan.prepares else ():
         statement = facts.source.parents[forward.call]
         if not isinstance(statement, ast.Assign) or quiet(facts, forward.call) or not facts.in_train_loop(forward.call):
@@ -38,6 +52,52 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
                 decisions.ddp_arguments["find_unused_parameters"] = "True"
                 yield IGNORED.at(part.lineno, part.col_offset + 1, name=part.id)
                 return
+
+
+def _left(facts: View, model: Obj) -> Iterator[tuple[ast.expr, str]]:
+    """Layers of a model's own class that no method reads, or that `forward` reads only if one of its parameters says so."""
+    cls = model.base.site if model.kind == "instance" and model.base is not None else None
+    if not isinstance(cls, ast.ClassDef) or facts.source.root(cls) is not facts.source.tree:
+        return
+    nodes = [n for n in ast.walk(cls) if isinstance(n, ast.Attribute)]
+    if any(n.attr in ("_modules", "children", "modules", "named_children", "named_modules") for n in nodes) or _looks_up(cls):
+        return
+    for (owner, name), value in list(facts.machine.store.items()):
+        if owner is not model or not isinstance(name, str) or not value.objs or not all(_has_weights(facts, o) for o in value.objs):
+            continue
+        mine = [n for n in nodes if n.attr == name and isinstance(n.value, ast.Name) and n.value.id == "self"]
+        made = [n for n in mine if isinstance(n.ctx, ast.Store)]
+        read = [n for n in facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, ast.Load)]
+        if len(made) == 1 and (not read or all(_asked_for(facts, n) for n in read)):
+            yield made[0], f"self.{name}"
+
+
+def _looks_up(cls: ast.ClassDef) -> bool:
+    return any(isinstance(n, ast.Name) and n.id in ("getattr", "setattr") for n in ast.walk(cls))
+
+
+def _has_weights(facts: View, obj: Obj) -> bool:
+    """Whether an object is a layer with parameters that are trained."""
+    layer = obj.kind == "made" and names.MODULE.match(obj.path) is not None and not names.BARE_LAYER.match(obj.path)
+    return layer or (obj.kind == "instance" and facts.machine.is_module(obj))
+
+
+def _asked_for(facts: View, node: ast.AST) -> bool:
+    """Whether a place of `forward` is reached only if one of its parameters, other than by being there, says so."""
+    function = facts.function(node)
+    if isinstance(function, ast.Module) or function.name != "forward":
+        return False
+    parameters = {a.arg for a in (*function.args.args[1:], *function.args.kwonlyargs)}
+    child: ast.AST = node
+    for parent in facts.source.ancestors(node):
+        if parent is function:
+            return False
+        if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test and isinstance(parent.test, (ast.Name, ast.UnaryOp)):
+            asked = parent.test.operand if isinstance(parent.test, ast.UnaryOp) else parent.test
+            if isinstance(asked, ast.Name) and asked.id in parameters:
+                return True
+        child = parent
+    return False
 
 
 def _own_head(facts: View, model: Obj, index: int) -> bool:
@@ -69,6 +129,36 @@ def _unread(facts: View, name: ast.Name) -> bool:
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 2)
+        self.spare = nn.Linear(8, 2)
+        self.drop = nn.Dropout()
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+        "S2A835",
+    ),
     (
         """\
 import torch
