@@ -32,9 +32,9 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if not decisions.plan.prepares:
         return
     calls = [call for call in facts.calls if any(names.CHECKPOINT.match(path) for path in facts.any_path(call)) and call.args and _reentrant(call)]
-    often = Counter((facts.function(call), ast.unparse(call.args[0])) for call in calls)
+    often = Counter((facts.function(call), _block(call)) for call in calls)
     for call in calls:
-        if often[facts.function(call), ast.unparse(call.args[0])] > 1 or _again(facts, call):
+        if often[facts.function(call), _block(call)] > 1 or _again(facts, call):
             yield TWICE.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.args[0]))
 
 
@@ -43,12 +43,19 @@ def _reentrant(call: ast.Call) -> bool:
     return not (isinstance(given, ast.Constant) and given.value is False)
 
 
+def _block(call: ast.Call) -> tuple[str, ...]:
+    """What is checkpointed: the function, and the constants that it is given, which may choose a layer."""
+    return tuple(ast.unparse(part) for part in call.args if part is call.args[0] or isinstance(part, ast.Constant))
+
+
 def _again(facts: View, call: ast.Call) -> bool:
-    """Whether a loop of the same function calls the same block again: it isn't named by what the loop assigns."""
-    read = {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)}
+    """Whether a loop of the same function calls the same block again: neither it nor what it is given is named by the loop, or made in it."""
+    read = {n.id for part in call.args for n in ast.walk(part) if isinstance(n, ast.Name)}
     for loop in facts.loops(call):
-        bound = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        if not read & bound:
+        if isinstance(loop, ast.While):
+            continue  # its counter may choose the block
+        own = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)} | {n.name for n in ast.walk(loop) if isinstance(n, ast.FunctionDef)}
+        if not read & own:
             return True
     return False
 
@@ -66,6 +73,9 @@ class Net(nn.Module):
         self.first = nn.Linear(8, 4)
         self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
         self.last = nn.Linear(4, 2)
+
+    def run(self, number, x):
+        return self.blocks[number](x)
 
     def forward(self, x):
         x = self.first(x)
@@ -90,11 +100,15 @@ _EACH = """\
 _TWICE = """\
         for _ in range(2):
             x = checkpoint(self.blocks[0], x)"""
+_NUMBERED = """\
+        for number in range(2):
+            x = checkpoint(self.run, number, x)"""
 _NEW = """\
         for _ in range(2):
             x = checkpoint(self.blocks[0], x, use_reentrant=False)"""
 EXAMPLES: list[tuple[str, str | None]] = [
     (_SCRIPT.replace("{body}", _TWICE), "S2A276"),
     (_SCRIPT.replace("{body}", _EACH), None),
+    (_SCRIPT.replace("{body}", _NUMBERED), None),
     (_SCRIPT.replace("{body}", _NEW), None),
 ]
