@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -110,9 +111,35 @@ def draft(facts: Facts) -> Draft:
             result.problems.append(SHARED.at(loop.loop.lineno, loop.loop.col_offset + 1))
     read = {o for loops in (facts.train_loops, facts.eval_loops) for loop in loops for o in loop.loaders}
     loaders = [o for o in facts.loaders if ident(o) not in blocked and o in read]
+    result.problems += _optional(facts)
     Placer(facts, result).place(facts.models, facts.optimizers, loaders)
     result.prepared = frozenset(ident(o) for p in result.prepares for _, o in p.items)
     return result
+
+
+def _optional(facts: Facts) -> Iterator[Diagnostic]:
+    """Optimizers that are made, and step, under one condition: where it doesn't hold there is nothing of that name to prepare."""
+    for optimizer in facts.optimizers:
+        made = _conditions(facts, optimizer.site) if optimizer.site is not None else set()
+        steps = [_conditions(facts, s.call) for s in facts.optimizer_steps if optimizer in s.objs]
+        shared = made.intersection(*steps) if steps else set()
+        if shared and optimizer.site is not None and not any(facts.inside(loop, optimizer.site) for loop in facts.training_loops):
+            why = f"it is made, and steps, only if `{sorted(shared)[0]}`"
+            path = facts.source.of(optimizer.site).path
+            yield UNPLACED.at(getattr(optimizer.site, "lineno", 1), path=path, what="the optimizer", why=why)
+
+
+def _conditions(facts: Facts, node: ast.AST) -> set[str]:
+    """The conditions, as they are written, under which a place of a function is come to."""
+    found: set[str] = set()
+    child = node
+    for parent in facts.source.ancestors(node):
+        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            break
+        if isinstance(parent, ast.If) and child in parent.body and not facts.machine.truth(parent.test):
+            found.add(ast.unparse(parent.test))
+        child = parent
+    return found
 
 
 class Placer:

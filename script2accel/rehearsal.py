@@ -28,8 +28,10 @@ def rehearse(facts: Facts, plan: Draft) -> Machine:
     for sliced in plan.slices:
         for draw in sliced.draws if sliced.problem is None else ():
             behind.setdefault(draw, []).append(_unmark(facts, draw, ast.unparse(ordered(draw) or ast.Constant(0))))
+        if sliced.columns is not None:
+            behind.setdefault(sliced.columns[0], []).append(_marked(facts, sliced.columns[0]))
     machine = Machine(facts.source, before, behind)
-    machine.dealt = frozenset(s.loop for s in plan.slices if s.problem is None)
+    machine.dealt = frozenset(s.loop for s in plan.slices if s.problem is None and s.columns is None)
     return machine.run()
 
 
@@ -84,5 +86,18 @@ def _unmark(facts: Facts, statement: ast.stmt, path: str) -> Bind:
             old = machine.store.get(key)
             if old is not None:
                 machine.put(key, Value(machine.agreed(old).objs, frozenset()))
+
+    return bind
+
+
+def _marked(facts: Facts, statement: ast.Assign) -> Bind:
+    """What is assigned there is each rank's own."""
+    scope, path = facts.function(statement), ast.unparse(statement.targets[0])
+
+    def bind(machine: Machine) -> None:
+        for key in _keys(machine, scope, path):
+            old = machine.store.get(key)
+            if old is not None:
+                machine.put(key, old.marked(frozenset((statement,))))
 
     return bind

@@ -21,7 +21,8 @@ class Sliced:
     """A `for index in range(...)` that slices the batches of a training loop: itself, or the loop of a generator that it reads.
 
     `stop` and `step` are the range's (no step: the index counts batches); `draws` are the statements that draw the order of the rows between
-    passes; `problem` is (place, why) where the rows can't be dealt out to several processes.
+    passes; `problem` is (place, why) where the rows can't be dealt out to several processes. Where a state is carried along, `columns` is the
+    statement that lays the data out in independent columns, and their number as it is given there: then the columns are dealt out.
     """
 
     train: TrainLoop
@@ -32,6 +33,7 @@ class Sliced:
     step: ast.expr | None
     draws: tuple[ast.stmt, ...] = ()
     problem: tuple[ast.AST, str] | None = None
+    columns: tuple[ast.Assign, ast.expr] | None = None
 
 
 def sliced_loops(facts: Facts) -> list[Sliced]:
@@ -43,8 +45,11 @@ def sliced_loops(facts: Facts) -> list[Sliced]:
         if len(ranges) == 1 and len(loops) == 1:
             (loop, (call, index, stop, step)) = ranges[0]
             draws = tuple(dict.fromkeys(facts.source.statement(d) for d in _orders(facts, train, loop)))
-            problem = Judge(facts, train, loop, index, stop).problem(draws)
-            found.append(Sliced(train, loop, call, index, stop, step, draws, problem))
+            judge, columns = Judge(facts, train, loop, index, stop), None
+            problem = judge.problem(draws)
+            if problem is not None and not draws and loop is train.loop and judge.only_carries():
+                columns = _columns(facts, loop, index)
+            found.append(Sliced(train, loop, call, index, stop, step, draws, problem if columns is None else None, columns))
     return found
 
 
@@ -124,6 +129,56 @@ def _orders(facts: Facts, train: TrainLoop, loop: ast.For) -> Iterator[ast.Call]
             around = facts.all_loops(mark)
             if isinstance(mark, ast.Call) and around and loop not in around and train.loop not in around:
                 yield mark
+
+
+def _columns(facts: Facts, loop: ast.For, index: str) -> tuple[ast.Assign, ast.expr] | None:
+    """`data = batchify(source, size)`: where the data that a loop goes through was laid out in `size` columns, if nothing else reads it."""
+    bases = {ast.unparse(b) for node in ast.walk(loop) for b in _gone_through(node, index)}
+    values = facts.program.assigned.get(next(iter(bases)), []) if len(bases) == 1 else []
+    call = values[0] if len(values) == 1 else None
+    statement = facts.source.statement(call) if call is not None else None
+    if not isinstance(call, ast.Call) or not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name) or call.keywords:
+        return None
+    name = statement.targets[0].id
+    reads = {n for n in facts.source.nodes if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)} - set(ast.walk(loop))
+    if facts.all_loops(statement) or not all(_measured(facts, n) for n in reads):
+        return None
+    for function in (o.site for o in facts.machine.at[call.func].objs):
+        if not isinstance(function, ast.FunctionDef):
+            return None
+        for node in ast.walk(function):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(
+                        value=ast.Call(
+                            func=ast.Attribute(attr="view" | "reshape"), args=[ast.Name(id=size), ast.UnaryOp(operand=ast.Constant(value=1))]
+                        ),
+                        attr="t" | "transpose",
+                    )
+                ):
+                    places = [i for i, a in enumerate(function.args.args) if a.arg == size]
+                    if places and places[0] < len(call.args):
+                        return statement, call.args[places[0]]
+    return None
+
+
+def _measured(facts: Facts, node: ast.Name) -> bool:
+    """Whether only the length of some data is asked for."""
+    match facts.source.parents[node]:
+        case ast.Call(func=ast.Name(id="len")) | ast.Attribute(attr="size" | "shape"):
+            return True
+    return False
+
+
+def _gone_through(node: ast.AST, index: str) -> Iterator[ast.Name]:
+    """What an index runs along: `data[index : ...]`, or `get_batch(data, index)`."""
+    match node:
+        case ast.Subscript(value=ast.Name() as base, slice=ast.Slice() as rows) if any(
+            isinstance(n, ast.Name) and n.id == index for n in ast.walk(rows)
+        ):
+            yield base
+        case ast.Call(args=[ast.Name() as base, ast.Name(id=name)]) if name == index:
+            yield base
 
 
 def dealt_by_hand(facts: Facts, train: TrainLoop) -> bool:

@@ -41,6 +41,10 @@ class Judge:
                 return draw, "the order of the rows is drawn in a way that can't be made equal on all processes"
         return _strays(self.facts, self.loop.body, self.index)
 
+    def only_carries(self) -> bool:
+        """Whether a state goes from batch to batch, and nothing is in the way of going along parts of the data from their beginning to their end."""
+        return self._carried() is not None and not any(look() is not None for look in (self._shared, self._horizon, self._counted))
+
     def _shared(self) -> tuple[ast.AST, str] | None:
         """A loop that also evaluates would be dealt out there too."""
         facts = self.facts

@@ -303,6 +303,8 @@ def _uniform(facts: View, batch: ast.expr, axis: int) -> bool:
     marks = facts.machine.marks_of(batch)
     if marks and all(isinstance(m, ast.Call) and names_.RANDOM_FACTORY.match(facts.path(m)) and not facts.all_loops(m) for m in marks):
         return True  # drawn once, in front of all loops: the ranks make the same
+    if marks and all(isinstance(m, ast.Assign) for m in marks):
+        return True  # columns of the data, as many on every rank
     objs = facts.machine.at.get(batch, NOTHING).objs
     return bool(objs) and all(_from_loader(facts, o, samples_alike=axis != 0) for o in objs)
 

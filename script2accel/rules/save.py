@@ -40,6 +40,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         path = facts.path(call)
         if path == "torch.save" and not guarded(facts, call) and not _into_buffer(facts, call):
             yield _save(facts, decisions, call)
+        elif path == "torch.save" and not facts.in_module(call) and (bare := _bare(facts, decisions, call)):
+            yield Change(CODE, NAME, "the model without its wrapper is pickled", call.lineno, merge(bare), source="R17")
         elif path == "torch.load" and loads_state(facts, call):
             edits = merge([_on_cpu(facts, call), _behind_save(facts, decisions, call)])
             if edits:
@@ -61,10 +63,18 @@ def _save(facts: View, decisions: Decisions, call: ast.Call) -> Change | Diagnos
         return ARGUMENTS.at(call.lineno, call.col_offset + 1, argument=extra)
     accelerator = decisions.accelerator(call)
     edits: list[tuple[Edit, ...]] = [replace(facts.source, call.func, f"{accelerator}.save")]
-    for node in (*call.args, *(k.value for k in call.keywords)):
-        if isinstance(node, (ast.Name, ast.Attribute)) and facts.roles.objects(node, "model") and decisions.prepared_here(node, "model"):
-            edits.append(wrap_expression(facts.source, node, f"{accelerator}.unwrap_model(", ")"))
+    edits += _bare(facts, decisions, call)
     return Change(CODE, NAME, "one file is written once: on the main process", call.lineno, merge(edits), source="R30")
+
+
+def _bare(facts: View, decisions: Decisions, call: ast.Call) -> list[tuple[Edit, ...]]:
+    """Unwrap whole models that are saved, alone or in a dictionary that is written there."""
+    given = [*call.args, *(k.value for k in call.keywords)]
+    given += [value for node in given if isinstance(node, ast.Dict) for value in node.values]
+    models = [
+        n for n in given if isinstance(n, (ast.Name, ast.Attribute)) and facts.roles.objects(n, "model") and decisions.prepared_here(n, "model")
+    ]
+    return [wrap_expression(facts.source, n, f"{decisions.accelerator(call)}.unwrap_model(", ")") for n in models]
 
 
 def _on_cpu(facts: View, call: ast.Call) -> tuple[Edit, ...]:
@@ -105,6 +115,50 @@ def _into_buffer(facts: View, call: ast.Call) -> bool:
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+with open("pickled.pt", "wb") as file:
+    torch.save({"model": model}, file)
+""",
+        """\
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+
+with open("pickled.pt" if accelerator.is_main_process else os.devnull, "wb") as file:
+    torch.save({"model": accelerator.unwrap_model(model)}, file)
+""",
+    ),
     (
         """\
 import torch

@@ -2,8 +2,9 @@
 
 `for i in range(0, n, size)` over the rows of the data: all processes go through the range in strides of their number, and each takes a place of its
 own; at the end of the data places wrap around to its beginning, as with a prepared loader, so that all make as many steps. An order that is drawn
-anew for each pass is the first process's on all of them. With one process nothing changes.
-Left alone when a DataLoader deals out the batches. Refused when one batch depends on the one before (a hidden state that is carried along), when
+anew for each pass is the first process's on all of them. With one process nothing changes. Where a hidden state is carried along columns of the
+data, each process goes along columns of its own.
+Left alone when a DataLoader deals out the batches. Refused when one batch depends on the one before in another way, when
 the index does more than choose rows, or when the same loop evaluates too.
 Source: https://huggingface.co/docs/accelerate/package_reference/accelerator
 """
@@ -44,7 +45,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             problem = sliced.loop, "`--batch global` splits the batches of DataLoaders only"
         if problem is None:
             try:
-                yield from _dealt(facts, decisions, sliced)
+                yield from _columns(facts, decisions, *sliced.columns) if sliced.columns is not None else _dealt(facts, decisions, sliced)
             except CannotEditError as error:
                 problem = sliced.loop, error.why
         if problem is not None:
@@ -53,6 +54,18 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             continue
         for division in divisions(facts, sliced):
             yield SHARE.at(division.lineno, division.col_offset + 1)
+
+
+def _columns(facts: View, decisions: Decisions, statement: ast.Assign, size: ast.expr) -> Iterator[Change]:
+    """Lay the data out in as many columns as all processes take together, and keep this one's."""
+    accelerator = decisions.accelerator(statement)
+    name, count = facts.source.segment(statement.targets[0]), _operand(facts.source.segment(size), size)
+    first = f"{accelerator}.process_index * {count}"
+    own = f"{name} = {name}[:, {first} : {first} + {count}].contiguous()"
+    edits = [replace(facts.source, size, f"{count} * {accelerator}.num_processes"), add_behind(facts.source, statement, own)]
+    yield Change(
+        CODE, NAME, "a state is carried along the columns of the data: each process goes along its own", statement.lineno, merge(edits), source="R79"
+    )
 
 
 def _dealt(facts: View, decisions: Decisions, sliced: Sliced) -> Iterator[Change]:
