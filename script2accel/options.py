@@ -57,6 +57,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise UsageError(f"{name.replace('_', '-')} must be a whole number from 1 on, not {value!r}")
+        if self.strategy == "hsdp" and (self.dp_replicate == 1 or self.dp_shard == 1):
+            raise UsageError("hsdp replicates and shards: dp-replicate and dp-shard are both more than 1; nearest valid: fsdp2")
         if not all(isinstance(name, str) and name.isidentifier() for name in self.wrap):
             raise UsageError(f"wrap must hold class names, not {', '.join(map(str, self.wrap))}")
         if self.batch not in BATCH:
@@ -86,6 +88,11 @@ class Options:
     def sharded(self) -> bool:
         """Whether FSDP2 shards the model: every forward pass and every look at the weights then takes all processes."""
         return self.engine == "fsdp2"
+
+    @property
+    def divided(self) -> bool:
+        """Whether a process holds parts of the weights."""
+        return self.sharded or self.tp > 1
 
     @property
     def grouped(self) -> bool:

@@ -74,8 +74,8 @@ class Draft:
     prepared: frozenset[Ident] = frozenset()
 
 
-def draft(facts: Facts) -> Draft:
-    """Decide what is prepared and where, and how evaluation is kept."""
+def draft(facts: Facts, *, whole: bool = False) -> Draft:
+    """Decide what is prepared and where, and how evaluation is kept (`whole`: every rank runs all of it)."""
     result = Draft()
     training = {ident(o) for loop in facts.train_loops for o in loop.loaders}
     blocked = set()
@@ -92,6 +92,8 @@ def draft(facts: Facts) -> Draft:
         plan = plan_evaluation(facts, loop)
         if guarded(facts, loop.loop):
             plan = EveryRank(loop, "only the main process runs it", loop.loop)
+        elif whole:  # a gather over all ranks would count a batch once for each process that works on it (measured)
+            plan = EveryRank(loop, "several processes share a batch", loop.loop)
         if isinstance(plan, Gather):
             result.gathers.append(plan)
         else:

@@ -23,7 +23,7 @@ def positions(length: int, rank: int, ranks: int) -> torch.Tensor:
     return torch.cat([torch.arange(near, near + size), torch.arange(far, far + size)])
 
 
-def attention(
+def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -33,7 +33,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Own queries against everybody's keys and values, gathered."""
+    """Own queries against everybody's keys and values, gathered. Torch finds the function that it replaces by this one's name."""
     options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
     if not isinstance(query, DTensor):
         return _KERNEL(query, key, value, attn_mask=attn_mask, is_causal=is_causal, **options)
@@ -51,4 +51,4 @@ def attention(
 
 def install() -> None:
     """For the rest of this process, before a model runs."""
-    F.scaled_dot_product_attention = attention
+    F.scaled_dot_product_attention = scaled_dot_product_attention

@@ -7,12 +7,13 @@ parameters, printed metrics and files must be those of the original's plain trai
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from script2accel.options import Options
 from script2accel.result import Outcome
@@ -58,6 +59,27 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench.close()
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a small Llama, its weights drawn here."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = str(tmp_path_factory.mktemp("llama"))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 def conversion(case: Case, options: Mapping[str, Any]) -> bytes:
     """What the tool makes of a script under some options."""
     result = convert(case.source, Options.from_mapping({**case.options, **options}), "train.py")
@@ -67,7 +89,8 @@ def conversion(case: Case, options: Mapping[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize(("case", "mesh"), list(cases()))
-def test_trains_the_same_model(bench: Bench, case: Parallel, mesh: Mapping[str, Any]) -> None:
+def test_trains_the_same_model(bench: Bench, llama: str, case: Parallel, mesh: Mapping[str, Any]) -> None:
+    case = replace(case, argv=tuple(llama if word == "LLAMA" else word for word in case.argv))
     options = {key: value for key, value in mesh.items() if key not in ("ranks", "slow")}
     ranks = mesh.get("ranks") or prod(mesh.get(name, 1) for name in SIZES)
     shared = prod(mesh.get(name, 1) for name in ("cp", "tp"))

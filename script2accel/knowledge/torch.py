@@ -84,7 +84,9 @@ DISTRIBUTED_SAMPLER = re.compile(r"^torch\.utils\.data\.(distributed\.)?Distribu
 GROUP_CALL = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?(\w+)$")
 TAKES_RANK = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?init_process_group$|^torch\.utils\.data\.(distributed\.)?DistributedSampler$")
 SPAWN = re.compile(r"^torch\.multiprocessing\.(spawn\.)?spawn$")
-DISTRIBUTED = re.compile(r"^torch\.distributed\.(\w+\.)*\w+$|^torch\.multiprocessing\.(spawn|Process)$|^apex\.amp\.\w+$|^torch_xla\.")
+DISTRIBUTED = re.compile(
+    r"^torch\.distributed\.(?!checkpoint\.state_dict\.)(\w+\.)*\w+$|^torch\.multiprocessing\.(spawn|Process)$|^apex\.amp\.\w+$|^torch_xla\."
+)
 
 # what calls do ------------------------------------------------------------------------------------------
 
@@ -141,6 +143,11 @@ BARE_LAYER = re.compile(  # layers without parameters
 GIVES_BACK = re.compile(r"^apex\.amp\.initialize$")
 STATELESS = frozenset({"train", "eval", "zero_grad", "training", "gradient_checkpointing_enable", "to", "cuda", "module"})
 """Attributes of a module that tell or change nothing of its weights."""
+LOADED = re.compile(r"^transformers\.(Auto)?\w*(Model|For[A-Z]\w+|LMHeadModel)\.from_pretrained$")
+SELF_ATTENTION = re.compile(
+    r"^transformers\.(Auto|Llama|Mistral|Mixtral|Qwen[23]|Gemma[23]?|Phi3?|Olmo2?|StableLm|Cohere|Granite|SmolLM3)(Model)?ForCausalLM(\.from_(pretrained|config))?$"
+)
+"""Causal language models whose attention modules are named `self_attn` (of `Auto...` it is the loaded model that tells)."""
 LOADED_WHOLE = re.compile(r"^transformers\.(Auto)?\w*(ForCausalLM|LMHeadModel)\.from_pretrained$")
 """Models whose weights all come from a file, so that nothing is drawn."""
 MODEL_COUNTS = {"num_attention_heads": "heads", "n_head": "heads", "num_key_value_heads": "kv_heads"}

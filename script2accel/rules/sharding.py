@@ -25,7 +25,7 @@ CODE, NAME = "S2A850", "sharding"
 WEIGHTS = Message(
     "S2A858",
     Severity.ERROR,
-    "`{text}` looks at the model's weights behind prepare: under FSDP2 each process holds a part of them",
+    "`{text}` looks at the model's weights behind prepare: under this strategy each process holds a part of them",
     "do it in front of prepare, or on the state that `accelerator.get_state_dict(model)` gathers, and convert again",
 )
 STATE = Message(
@@ -37,13 +37,13 @@ STATE = Message(
 ALONE = Message(
     "S2A878",
     Severity.ERROR,
-    "`{text}` is reached by some of the processes only ({why}): under FSDP2 it takes all of them, and the others would wait for ever",
-    "let every process come here, or convert without `--fsdp`",
+    "`{text}` is reached by some of the processes only ({why}): under this strategy it takes all of them, and the others would wait for ever",
+    "let every process come here, or convert without a strategy",
 )
 UNSEEDED = Message(
     "S2A888",
     Severity.ERROR,
-    "the model's initial weights aren't seeded: FSDP2 cuts each shard from its own process's weights, and replicas would differ",
+    "the model's initial weights aren't seeded: each process cuts its part from weights of its own, and replicas would differ",
     "seed in front of the model (`--seed N` does it), and convert again",
 )
 STATISTICS = Message(
@@ -64,16 +64,24 @@ CLIPS_VALUE = Message(
     "gradients are clipped by value here, which Accelerate refuses under FSDP (measured)",
     "clip by norm, or convert without `--fsdp`",
 )
+NORM = Message(
+    "S2A388",
+    Severity.ERROR,
+    "the norm that the gradient clip gives is used: of divided gradients it is given in parts",
+    "leave the norm unused, and convert again",
+)
 COUNTS = frozenset({"numel", "nelement", "requires_grad", "shape", "size", "dim", "ndim"})
 """What a sharded parameter answers as the whole one would."""
+HARMLESS_CALLS = frozenset({"print", "isinstance", "type", "hasattr", "id", "accelerate.utils.set_seed"})
+"""Calls outside of the script that may be given a model."""
 PLAIN = frozenset({"config", "name_or_path", "main_input_name"})
 """Attributes of a model that hold no weights."""
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    if not decisions.options.sharded or not decisions.plan.prepares:
+    if not decisions.options.divided or not decisions.plan.prepares:
         return
-    yield from _weights(facts)
+    yield from _weights(facts, decisions.options.tp > 1)
     yield from _optimizers(facts)
     yield from _forwards(facts)
     yield from _clips(facts)
@@ -86,17 +94,20 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             break
 
 
-def _weights(facts: View) -> Iterator[Diagnostic]:
-    """Looks at a prepared model's weights, and copies of it."""
+def _weights(facts: View, early: bool) -> Iterator[Diagnostic]:
+    """Looks at a divided model's weights, and copies of it; `early` where it is divided in front of prepare already."""
     for node in facts.source.nodes:
         match node:
-            case ast.Attribute(value=owner) if _model(facts, owner) and not facts.in_module(node) and not _harmless(facts, node):
-                text = facts.source.segment(node)
-                yield (
-                    ALONE.at(node.lineno, node.col_offset + 1, text=text, why="it is saved on the main process")
-                    if _guarded_state(facts, node)
-                    else WEIGHTS.at(node.lineno, node.col_offset + 1, text=text)
-                )
+            case ast.Attribute(value=owner) if _model(facts, owner, early) and not facts.in_module(node) and not _harmless(facts, node):
+                place, text = (node.lineno, node.col_offset + 1), facts.source.segment(node)
+                if node.attr == "state_dict" and guarded(facts, node):
+                    yield ALONE.at(*place, text=text, why="it is saved on the main process")
+                else:
+                    yield WEIGHTS.at(*place, text=text)
+            case ast.Subscript(value=owner, ctx=ast.Load()) if _model(facts, owner, early) or _parameters_of_group(node):
+                yield WEIGHTS.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
+            case ast.Call() if (given := _handed_out(facts, node, early)) is not None:
+                yield WEIGHTS.at(node.lineno, node.col_offset + 1, text=f"{facts.source.segment(node.func)}({facts.source.segment(given)})")
     for arg in facts.machine.plain:
         if isinstance(arg, ast.expr) and facts.source.root(arg) is facts.source.tree:
             yield WEIGHTS.at(arg.lineno, arg.col_offset + 1, text=facts.source.segment(arg))
@@ -104,13 +115,28 @@ def _weights(facts: View) -> Iterator[Diagnostic]:
         yield WEIGHTS.at(name.lineno, name.col_offset + 1, text=name.id)
 
 
-def _model(facts: View, node: ast.expr) -> bool:
-    """Whether an expression can hold a prepared model."""
+def _parameters_of_group(node: ast.Subscript) -> bool:
+    """`group["params"]`: an optimizer's own list of weights."""
+    return isinstance(node.slice, ast.Constant) and node.slice.value == "params"
+
+
+def _handed_out(facts: View, call: ast.Call, early: bool) -> ast.expr | None:
+    """A model that a call gives, whole, to code that isn't the script's: it would copy, save or export one process's part."""
+    callee = facts.machine.at.get(call.func, NOTHING).objs
+    if facts.in_module(call) or not callee or any(o.kind in ("function", "class", "method") for o in callee) or facts.path(call) in HARMLESS_CALLS:
+        return None
+    if facts.roles.of_node(call) == "optimizer" or any(names.TRANSPARENT.match(p) for p in facts.any_path(call)):
+        return None
+    if isinstance(call.func, ast.Attribute) and facts.roles.of_node(call.func.value) == "accelerator":
+        return None
+    return next((arg for arg in (*call.args, *(k.value for k in call.keywords)) if _model(facts, arg, early)), None)
+
+
+def _model(facts: View, node: ast.expr, early: bool = False) -> bool:
+    """Whether an expression can hold a prepared model (`early`: or one that an optimizer trains)."""
+    if early and any(o in facts.program.models for o in facts.machine.at.get(node, NOTHING).objs):
+        return True
     return any(o.kind == "prepared" and facts.roles.of(o) in ("model", "criterion") for o in facts.machine.at.get(node, NOTHING).objs)
-
-
-def _guarded_state(facts: View, node: ast.Attribute) -> bool:
-    return node.attr == "state_dict" and guarded(facts, node)
 
 
 def _harmless(facts: View, node: ast.Attribute) -> bool:
@@ -121,7 +147,7 @@ def _harmless(facts: View, node: ast.Attribute) -> bool:
     if not isinstance(call, ast.Call) or call.func is not node:
         return False
     if node.attr in ("parameters", "named_parameters"):
-        return _only_counted(facts, call) or _clipped(facts, call)
+        return _only_counted(facts, call) or _clipped(facts, call) or _makes_optimizer(facts, call)
     return node.attr == "state_dict" and not guarded(facts, node) and _only_saved(facts, call)
 
 
@@ -174,9 +200,8 @@ def _kept(facts: View) -> Iterator[ast.Name]:
     """Names that still hold the whole weights of before prepare, read behind it."""
     order = facts.machine.order
     for node in facts.source.nodes:
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in ("parameters", "named_parameters"):
-            continue
-        if not facts.roles.objects(node.func.value, "model") or _model(facts, node.func.value) or facts.in_module(node):
+        owner = _looked_into(facts, node)
+        if owner is None or not facts.roles.objects(owner, "model") or _model(facts, owner) or facts.in_module(node):
             continue
         statement = facts.source.statement(node)
         if not isinstance(statement, ast.Assign) or facts.roles.of_node(statement.value) == "optimizer":
@@ -188,6 +213,17 @@ def _kept(facts: View) -> Iterator[ast.Name]:
                 behind = order.get(reader, 0) > order.get(statement, 0)
                 if behind and not _makes_optimizer(facts, name) and not _number(facts, statement.value):
                     yield name
+
+
+def _looked_into(facts: View, node: ast.AST) -> ast.expr | None:
+    """The model of which a statement keeps weights, or a part: `model.parameters()`, `model[0]`, `model.encoder`."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=owner, attr="parameters" | "named_parameters")):
+            return owner
+        case ast.Attribute(value=owner, attr=attr) | ast.Subscript(value=owner, slice=attr):
+            kept = isinstance(parent := facts.source.parents[node], ast.Assign) and parent.value is node
+            return owner if kept and attr not in PLAIN else None
+    return None
 
 
 def _makes_optimizer(facts: View, node: ast.AST) -> bool:
@@ -234,20 +270,27 @@ def _clips(facts: View) -> Iterator[Diagnostic]:
         elif any(names.CLIP_NORM.match(p) for p in paths):
             given = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "parameters"), None)
             fresh = isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute) and _model(facts, given.func.value)
-            if given is not None and not fresh:
+            if not isinstance(facts.source.parents[call], ast.Expr):
+                yield NORM.at(call.lineno, call.col_offset + 1)
+            elif given is not None and not fresh:
                 yield WEIGHTS.at(call.lineno, call.col_offset + 1, text=facts.source.segment(given))
 
 
 def _beginning(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
     """Whether all processes make the same initial weights."""
     order = facts.machine.order
-    seeds = [s for s in seedings(facts.program) if s.what in ("torch", "all") and not facts.machine.marks_of(s.node)]
+    seeds = [s for s in seedings(facts.program) if s.what in ("torch", "all") and _same_everywhere(facts, s.node)]
     for model in facts.program.models:
         if model.site is None or names.LOADED_WHOLE.match(model.path):
             continue
         made = order.get(facts.program.source.statement(model.site), 0)
         if not any(order.get(s.statement, 0) < made for s in seeds) and (seeds or decisions.options.seed is None):
             yield UNSEEDED.at(getattr(model.site, "lineno", 1))
+
+
+def _same_everywhere(facts: View, seed: ast.expr) -> bool:
+    """Whether a seed is the same on all processes."""
+    return not facts.machine.marks_of(seed) and not any(facts.roles.of_node(n) == "rank" for n in ast.walk(seed) if isinstance(n, ast.expr))
 
 
 def _synchronised(facts: View) -> bool:
@@ -496,5 +539,72 @@ print(sum(p.norm().item() for p in model.parameters()))
 """,
         None,
         {},
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+print(model[0].weight.norm().item())
+""",
+        "S2A858",
+        {"strategy": "fsdp2"},
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    print(norm.item())
+""",
+        "S2A388",
+        {"strategy": "fsdp2"},
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+torch.save(model, "model.pt")
+""",
+        "S2A858",
+        {"strategy": "fsdp2"},
     ),
 ]

@@ -34,7 +34,6 @@ ENGINE = Message(
     "{strategy}: DeepSpeed isn't put into scripts by this version",
     "convert with `--fsdp`, or without a strategy",
 )
-LATER = Message("S2A278", Severity.ERROR, "tensor and context parallelism aren't put into scripts by this version", "convert with `--fsdp`")
 GATED = Message("S2A828", Severity.NOTE, "the strategy needs {versions}", "")
 NOTED = Message("S2A838", Severity.NOTE, "{text}", "")
 BLOCKS = Message("S2A848", Severity.NOTE, "FSDP wraps {what}", "")
@@ -59,9 +58,6 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if not options.parallel or not facts.train_loops:
         return
     line = facts.train_loops[0].loop.lineno
-    if (options.tp > 1 or options.cp > 1) and not refusals(options.request(_seen(facts.program))):
-        yield LATER.at(line)
-        return
     if options.engine == "deepspeed":
         yield ENGINE.at(line, strategy=options.strategy or f"sp={options.sp}")
         return

@@ -16,7 +16,7 @@ from script2accel.analysis.context import guarded, quiet, runs_layers
 from script2accel.analysis.distribution import inside_wrapper, passes_wrapper
 from script2accel.analysis.facts import View
 from script2accel.analysis.values import NOTHING
-from script2accel.change.edits import replace, wrap_expression
+from script2accel.change.edits import ensure_import, merge, replace, wrap_expression
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -187,7 +187,15 @@ def _change(facts: View, decisions: Decisions, node: ast.Attribute) -> Change:
         and not call.args
         and not call.keywords
     ):
-        edits = replace(facts.source, call, f"{accelerator}.get_state_dict({facts.source.segment(owner)})")
+        text = f"{accelerator}.get_state_dict({facts.source.segment(owner)})"
+        if decisions.options.tp > 1 and not decisions.options.sharded:  # Accelerate gives the parts as they are
+            text = f"get_model_state_dict({facts.source.segment(owner)}, options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
+            module = "torch.distributed.checkpoint.state_dict"
+            imports = [ensure_import(facts.source, module, name) for name in ("StateDictOptions", "get_model_state_dict")]
+            return Change(
+                "S2A205", NAME, "the whole weights, on every rank", node.lineno, merge([replace(facts.source, call, text), *imports]), source="R20"
+            )
+        edits = replace(facts.source, call, text)
         return Change("S2A205", NAME, "the weights of the model without its wrapper, on every rank", node.lineno, edits, source="R20")
     edits = wrap_expression(facts.source, owner, f"{accelerator}.unwrap_model(", ")")
     return Change(

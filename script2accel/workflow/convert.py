@@ -177,7 +177,7 @@ class Road:
             return self._checked()
         if not self.facts.backwards:
             return self._no_loop()
-        plan = draft(self.facts)
+        plan = draft(self.facts, whole=self.options.grouped)
         facts = Facts(rehearse(self.facts, plan)) if plan.prepares else self.facts
         decisions = self._ask_rules(facts, plan)
         return self._results(facts, decisions)
@@ -373,5 +373,8 @@ def _summary(facts: Facts, options: Options, path: str) -> Iterator[tuple[str, s
     if options.batch == "global":
         yield "global batch", f"{size} (split over the processes; it must be a multiple of their number), as many optimizer steps per epoch as before"
     else:
-        yield "global batch", f"{size} x number of processes; optimizer steps per epoch are divided by the number of processes"
-    yield "launch", f"accelerate launch {path}"
+        shared = " that take different batches (dp_replicate x dp_shard)" if options.grouped else ""
+        yield "global batch", f"{size} x number of processes{shared}; optimizer steps per epoch are divided by the number of processes"
+    count = options.num_processes or (options.sizes.total if options.sizes.total > 1 else None)
+    many = f"--multi_gpu --num_processes {count} " if options.parallel and options.parallelism == "in-script" and count and count > 1 else ""
+    yield "launch", f"accelerate launch {many}{path}"
