@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from script2accel.change.plan import Change, Plan
@@ -65,8 +65,10 @@ class Result:
 
         A change that needs a refused one falls too. When something essential falls, nothing is left of the conversion.
         """
-        if self.plan is None:
-            return self, ()
+        if self.plan is None:  # a notebook: its changes stand or fall together
+            if not refused:
+                return self, ()
+            return replace(self, outcome=Outcome.REFUSED, after=self.before, changes=()), tuple(range(len(self.changes)))
         kept, fallen = self.plan.keep(self.changes, refused)
         after = self.plan.render(kept)
         outcome = Outcome.PARTIAL if kept else Outcome.REFUSED

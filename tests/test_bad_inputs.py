@@ -27,7 +27,7 @@ def one_line(name: str, words: str, *, place: str = "") -> None:
         result = call(*args)
         line = result.stdout if args[0] == "check" else result.stderr
         assert result.exit_code == 2, (args, result.stdout, result.stderr)
-        assert line.count("\n") == 1 and line.startswith(f"{shown}{place}:") and ": S2A00" in line and words in line, line
+        assert line.count("\n") == 1 and line.startswith(f"{shown}{place}:") and ": S2A0" in line and words in line, line
         assert args[0] == "check" or result.stdout == ""
     assert not Path(".script2accel").exists()
 
@@ -138,9 +138,20 @@ def test_a_directory_without_python() -> None:
     one_line("d.py", "no Python files")
 
 
-def test_a_notebook_is_told_what_to_do() -> None:
-    Path("train.ipynb").write_text('{"cells": []}')
-    one_line("train.ipynb", "notebooks")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"cells": []}', "nbformat 4"),
+        ('{"cells": [', "JSON can't be read"),
+        ('{"cells": [], "nbformat": 4}', "no code cells"),
+        ('{"cells": [], "nbformat": 4, "metadata": {"kernelspec": {"language": "R"}}}', "runs R, not Python"),
+        ('{"cells": [{"cell_type": "code"}], "nbformat": 4}', "cell 1 has no source"),
+        ('{"cells": [{"cell_type": "code", "source": "%time f()"}], "nbformat": 4}', "can't be followed"),
+    ],
+)
+def test_a_notebook_that_cannot_be_read(text: str, said: str) -> None:
+    Path("train.ipynb").write_text(text)
+    one_line("train.ipynb", said)
 
 
 def test_a_file_that_is_too_large_is_not_read() -> None:

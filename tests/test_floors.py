@@ -20,6 +20,7 @@ FLOORS = {
     "knowledge": 0,
     "options": 1,
     "source": 1,
+    "notebook": 1,
     "parallelism": 1,
     "mesh": 1,
     "plugins": 1,

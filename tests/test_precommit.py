@@ -53,7 +53,7 @@ def copy_of_the_tree(to: Path) -> Path:
 
 def test_the_hook_names_a_command_that_exists() -> None:
     [hook] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
-    assert (hook["id"], hook["language"], hook["types"]) == ("script2accel-check", "python", ["python"])
+    assert (hook["id"], hook["language"], hook["types_or"]) == ("script2accel-check", "python", ["python", "jupyter"])
     assert hook["entry"] == "script2accel check"
 
 

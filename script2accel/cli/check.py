@@ -17,7 +17,7 @@ from script2accel.workflow.check import findings, ready
 
 HELP = """Say what stands between scripts and being accelerate-ready.
 
-PATH is a script, a directory (every *.py below it), or - for stdin. One line per finding: file:line:col: ID message. Exits
+PATH is a script, a directory (every *.py and *.ipynb below it), or - for stdin. One line per finding: file:line:col: ID message. Exits
 with 0 when every script is accelerate-ready or no training script, with 1 when one isn't, with 2 when a file can't be read.
 Files of a directory that never mention torch are not parsed; a file that you name always is.
 """

@@ -25,7 +25,7 @@ from script2accel.workflow.discover import STDIN
 
 HELP = """Rewrite training scripts for Hugging Face Accelerate.
 
-PATH is a script, a directory (every *.py below it), or - for stdin. On a terminal you see the diff and are asked: whole file,
+PATH is a script, a directory (every *.py and *.ipynb below it), or - for stdin. On a terminal you see the diff and are asked: whole file,
 or hunk by hunk. Without a terminal nothing is written unless you say --write or --output.
 
 \b

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from script2accel.change.plan import Change
 from script2accel.errors import InternalError, SourceError
+from script2accel.notebook import Notebook
 from script2accel.result import Result
 from script2accel.source import Source
+from script2accel.workflow.discover import NOTEBOOK
 
 _HEADER = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
 
@@ -76,7 +78,10 @@ def verified(result: Result) -> Result:
     """The result, when its new text is Python; anything else is our bug, and nothing may be written."""
     if result.changed:
         try:
-            Source.parse(result.after, result.path)
+            if result.path.endswith(NOTEBOOK):
+                Source.parse(Notebook.read(result.after, result.path).joined.encode(), result.path)
+            else:
+                Source.parse(result.after, result.path)
         except SourceError as error:
             raise InternalError(f"the new text would not be Python ({error})") from None
     return result

@@ -9,7 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 STDIN = "-"
-SKIPPED = frozenset({".git", ".hg", ".svn", ".script2accel", ".venv", "venv", "site-packages", "node_modules", "build", "__pycache__"})
+NOTEBOOK = ".ipynb"
+SKIPPED = frozenset(
+    {".git", ".hg", ".svn", ".ipynb_checkpoints", ".script2accel", ".venv", "venv", "site-packages", "node_modules", "build", "__pycache__"}
+)
 _VENV_MARKS = ("pyvenv.cfg", "conda-meta")
 _KINDS = (
     (stat.S_ISFIFO, "a fifo"),
@@ -65,7 +68,7 @@ def _behind(path: str) -> Iterator[Found]:
     elif os.path.isdir(path):
         yield from _directory(path)
     else:
-        yield Found(path, problem(path) or _notebook(path))
+        yield Found(path, problem(path))
 
 
 def _directory(top: str) -> Iterator[Found]:
@@ -74,22 +77,18 @@ def _directory(top: str) -> Iterator[Found]:
     for folder, folders, names in os.walk(top, onerror=failed.append):
         folders[:] = sorted(name for name in folders if name not in SKIPPED and not _venv(os.path.join(folder, name)))
         for name in sorted(names):
-            if name.endswith(".py") and not name.startswith(".#"):  # an editor's lock is a dangling link of that name
+            if name.endswith((".py", NOTEBOOK)) and not name.startswith(".#"):  # an editor's lock is a dangling link of that name
                 empty = False
                 path = os.path.join(folder, name)
                 yield Found(path, problem(path), named=False)
     for error in failed:
         yield Found(str(error.filename), reason(error), named=False)
     if empty and not failed:
-        yield Found(top, "no Python files in this directory")
+        yield Found(top, "no Python files or notebooks in this directory")
 
 
 def _venv(folder: str) -> bool:
     return any(os.path.lexists(os.path.join(folder, mark)) for mark in _VENV_MARKS)
-
-
-def _notebook(path: str) -> str:
-    return "notebooks can't be converted yet; export it with `jupyter nbconvert --to script`" if path.endswith(".ipynb") else ""
 
 
 def _kind(mode: int) -> str:

@@ -1,0 +1,85 @@
+"""The road for a notebook: its cells as one script, the result put back into the cells, every line told as cell and line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+
+from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.errors import SourceError
+from script2accel.notebook import Notebook
+from script2accel.options import Options
+from script2accel.result import Outcome, Result
+from script2accel.workflow.convert import convert
+
+ONE_PROCESS = Message(
+    "S2A821",
+    Severity.WARNING,
+    "a notebook's cells train in one process, in the order in which they stand",
+    "for several processes, put everything from the accelerator to the last use of the model into one function, and call "
+    "`notebook_launcher(function, args=(), num_processes=N)` (what it returns or changes is lost with its processes)",
+)
+ACROSS = Message(
+    "S2A941", Severity.ERROR, "the cells can't be converted where they stand: {why}", "put the training into one cell, and convert again"
+)
+LATE = "`{name}` would be used before the cell that imports it"
+_LINES = re.compile(r"\blines? \d+(?:(?:, | and )\d+)*")
+
+
+def convert_notebook(raw: bytes, options: Options, path: str) -> Result:
+    """Convert a notebook's cells in place. Reads and writes nothing; never raises on what the text holds."""
+    try:
+        book = Notebook.read(raw, path)
+    except SourceError as error:
+        said = Diagnostic(error.id, Severity.ERROR, error.line, error.column, error.message, "", (), path)
+        return Result(path, Outcome.ERROR, raw, raw, diagnostics=(said,))
+    found = convert(book.joined.encode("utf-8", "surrogatepass"), options, path)
+    after, extra, outcome = raw, [], found.outcome
+    if found.changed:
+        extra = [ONE_PROCESS.at(0)]
+        try:
+            text = found.after.decode("utf-8")
+            late = _late(text)
+            if late:
+                raise ValueError(LATE.format(name=late))
+            after = book.put_back(text)
+        except ValueError as error:
+            extra, outcome = [ACROSS.at(0, why=error)], Outcome.REFUSED
+    told = tuple([_told(book, d, path) for d in found.diagnostics] + extra)
+    changes = tuple(
+        replace(c, line=book.place(c.line)[2], edits=(), message=f"{_where(book, c.line)}: {_renumbered(book, c.message)}") for c in found.changes
+    )
+    roles = tuple(replace(r, line=book.place(r.line)[2], reasons=tuple(_renumbered(book, why) for why in r.reasons)) for r in found.roles)
+    facts = tuple((label, text) for label, text in found.facts if label != "launch")
+    return Result(path, outcome, raw, after, changes if after != raw else (), told, roles, facts if after != raw else ())
+
+
+def _told(book: Notebook, found: Diagnostic, path: str) -> Diagnostic:
+    if not found.line:
+        return replace(found, path=path)
+    evidence = tuple(replace(e, line=book.place(e.line)[2], why=_renumbered(book, e.why)) for e in found.evidence)
+    message = f"{_where(book, found.line)}: {_renumbered(book, found.message)}"
+    return replace(found, line=book.place(found.line)[2], column=1, message=message, todo=_renumbered(book, found.todo), evidence=evidence, path=path)
+
+
+def _where(book: Notebook, line: int) -> str:
+    cell, inner, _ = book.place(line)
+    return f"cell {cell} line {inner}"
+
+
+def _renumbered(book: Notebook, text: str) -> str:
+    """A sentence about lines of the joined text, told as cells and lines."""
+    return _LINES.sub(lambda match: ", ".join(_where(book, int(n)) for n in re.findall(r"\d+", match[0])), text)
+
+
+def _late(text: str) -> str:
+    """A name of Accelerate's that stands above its import: cells run in their order."""
+    tree = ast.parse(text)
+    imported = {
+        alias.asname or alias.name: node.lineno
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "accelerate"
+        for alias in node.names
+    }
+    return next((n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.lineno < imported.get(n.id, 0)), "")
