@@ -275,6 +275,8 @@ def _birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str
     if loader:
         arguments["dataloader_config"] = f"DataLoaderConfiguration({', '.join(f'{k}={v}' for k, v in loader.items())})"
         wanted["accelerate.utils", "DataLoaderConfiguration"] = None
+    if options.find_unused_parameters:
+        decisions.ddp_arguments["find_unused_parameters"] = "True"
     if decisions.ddp_arguments.get("static_graph", "False") != "False" and not options.sharded:
         _synchronised_each_batch(arguments, wanted)
     handlers = list(decisions.handlers)

@@ -24,7 +24,8 @@ class Options:
     `batch`: `per-device` keeps the loader's batch size on every process (global batch = batch size x processes);
     `global` splits it (`split_batches=True`). `mixed_precision`: None leaves the choice to the script and the
     accelerate config. `gradient_accumulation_steps`: how many batches make one optimizer step, for scripts that don't
-    accumulate. `seed`: a number to seed with, for scripts that don't seed. `partial`: write what could be converted although
+    accumulate. `find_unused_parameters`: DDP looks for parameters that a step doesn't use, whatever the script says.
+    `seed`: a number to seed with, for scripts that don't seed. `partial`: write what could be converted although
     some places need a person.
 
     `strategy`, the sizes of the dimensions, `num_machines`, `num_processes`, `offload` and `wrap` (classes that FSDP wraps) are those of `init`;
@@ -34,6 +35,7 @@ class Options:
     batch: str = "per-device"
     mixed_precision: str | None = None
     gradient_accumulation_steps: int | None = None
+    find_unused_parameters: bool = False
     seed: int | None = None
     partial: bool = False
     parallelism: str = "in-script"
@@ -65,7 +67,7 @@ class Options:
             raise UsageError(f"batch must be one of {', '.join(BATCH)}, not {self.batch!r}")
         if self.mixed_precision is not None and self.mixed_precision not in MIXED_PRECISION:
             raise UsageError(f"mixed-precision must be one of {', '.join(MIXED_PRECISION)}, not {self.mixed_precision!r}")
-        for name, kind in (("gradient_accumulation_steps", int), ("seed", int), ("partial", bool)):
+        for name, kind in (("gradient_accumulation_steps", int), ("seed", int), ("partial", bool), ("find_unused_parameters", bool)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
                 raise UsageError(f"{name.replace('_', '-')} must be of type {kind.__name__}, not {value!r}")

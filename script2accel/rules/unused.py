@@ -2,7 +2,7 @@
 
 Where training ignores a part of what the model gives (`validity, _ = discriminator(images)`), the parameters behind it get no gradient in that
 step, and a wrapped model stops with an error at the next forward pass (measured). `find_unused_parameters=True` is set then.
-The same holds for a layer that no method reads, or that `forward` reads only if an argument says so.
+The same holds for a layer that no method reads, or that `forward` reads only if an argument says so. `--find-unused-parameters` sets it in any case.
 Left alone when everything that the model gives is used.
 Source: https://huggingface.co/docs/accelerate/package_reference/kwargs#accelerate.DistributedDataParallelKwargs
 """
@@ -35,9 +35,18 @@ LEFT = Message(
     "a training step may leave the parameters of `{name}` unused: DDP is told to look for unused parameters (`find_unused_parameters=True`)",
     "",
 )
+OVERRULED = Message("S2A299", Severity.NOTE, "the script's own `{text}` gives way to --find-unused-parameters", "")
+IDLE = Message(
+    "S2A309",
+    Severity.WARNING,
+    "--find-unused-parameters has no effect: it is an option of DDP, and the strategy shards the model",
+    "leave it out",
+)
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    if decisions.plan.prepares and decisions.options.find_unused_parameters:
+        yield from _asked(facts, decisions)
     for model in facts.models if decisions.plan.prepares else ():
         for node, name in _left(facts, model):
             decisions.ddp_arguments["find_unused_parameters"] = "True"
@@ -52,6 +61,16 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
                 decisions.ddp_arguments["find_unused_parameters"] = "True"
                 yield IGNORED.at(part.lineno, part.col_offset + 1, name=part.id)
                 return
+
+
+def _asked(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
+    """What is said of `--find-unused-parameters`."""
+    if decisions.options.sharded and facts.source in facts.program.source.entries:
+        yield IDLE.at(0)
+    for call in facts.calls:
+        for keyword in call.keywords if names.HAND_WRAPPER.match(facts.path(call)) else ():
+            if keyword.arg == "find_unused_parameters" and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is True):
+                yield OVERRULED.at(call.lineno, keyword.col_offset + 1, text=facts.source.segment(keyword))
 
 
 def _left(facts: View, model: Obj) -> Iterator[tuple[ast.expr, str]]:
