@@ -20,10 +20,11 @@ from script2accel.errors import SourceError
 UNREADABLE = "S2A021"
 MARK = "# %% script2accel cell "
 _MARK = re.compile(rf"^{MARK}(\d+)\n\n", re.MULTILINE)
-_STAND_IN = re.compile(r"pass  # script2accel magic (\d+)$", re.MULTILINE)
+_STAND_IN = re.compile(r"(?:pass|get_ipython\(\))  # script2accel magic (\d+)$", re.MULTILINE)
 _BLANK = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r"[-+.\w]+")
-_SHELL = re.compile(r"^\s*(?:!|%(?!%)|\?)|^\s*[\w.%*]+\?{1,2}\s*$")
+_SHELL = re.compile(r"^\s*(?:!|%(?!%)|\?)|^\s*[\w.%*]+\?{1,2}\s*$|^\s*\w+\s*=\s*!")
+_TAKES_OUTPUT = re.compile(r"^\s*\w+\s*=\s*(?=!)")
 _RUNS_CODE = re.compile(r"^\s*%(?:(?:time|timeit|prun|run|macro|rerun|recall|load|edit|debug)\b|\w.*\w\()")
 _NO_PYTHON = re.compile(r"^%%(?:!|(?:bash|sh|script|cmd|system|sx|perl|ruby|html|HTML|javascript|js|latex|markdown|svg|SVG|writefile|file)\b)")
 _BODY_IS_PYTHON = re.compile(r"^%%(?:time|capture)\b")
@@ -112,9 +113,11 @@ class Notebook:
             )
 
     def _stand_in(self, text: str) -> str:
-        body = text.lstrip(" \t")
+        output = _TAKES_OUTPUT.match(text)
+        body = text[output.end() :] if output else text.lstrip(" \t")
         self.magics.append(body)
-        return f"{text[: len(text) - len(body)]}pass  # script2accel magic {len(self.magics) - 1}"
+        word = "get_ipython()" if output else "pass"  # what a command prints is a value that nobody knows
+        return f"{text[: len(text) - len(body)]}{word}  # script2accel magic {len(self.magics) - 1}"
 
     def _join(self) -> None:
         line, parts = 1, []

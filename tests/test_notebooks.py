@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from script2accel.notebook import Notebook
 from script2accel.result import Outcome
 from script2accel.source import Source
 from script2accel.workflow.notebook import _late, convert_notebook
+from tests.cli_support import call
 from tests.conftest import PACKAGE
 
 SETUP = """\
@@ -148,3 +150,18 @@ def test_findings_name_cell_and_line() -> None:
     assert result.outcome is Outcome.REFUSED and not result.changed
     found = result.errors[0]
     assert "cell 4 line 8" in found.message and "x.max() > 9" in raw.decode().split("\n")[found.line - 1], found
+
+
+def test_what_a_command_prints_is_kept() -> None:
+    sources = [SETUP, "if True:\n    files = !ls -a\n    !ls", PARTS, LOOP]
+    result = convert_notebook(book(sources), Options(), "train.ipynb")
+    assert result.outcome is Outcome.CONVERTED and b"files = !ls -a" in result.after
+
+
+def test_write_and_undo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw = book(MODULE, indent=1)
+    Path("train.ipynb").write_bytes(raw)
+    assert call("convert", "--write", ".").exit_code == 0 and Path("train.ipynb").read_bytes() != raw
+    assert call("check", ".").exit_code == 0
+    assert call("undo").exit_code == 0 and Path("train.ipynb").read_bytes() == raw
