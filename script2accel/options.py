@@ -25,7 +25,8 @@ class Options:
     `global` splits it (`split_batches=True`). `mixed_precision`: None leaves the choice to the script and the
     accelerate config. `gradient_accumulation_steps`: how many batches make one optimizer step, for scripts that don't
     accumulate. `find_unused_parameters`: DDP looks for parameters that a step doesn't use, whatever the script says.
-    `seed`: a number to seed with, for scripts that don't seed. `partial`: write what could be converted although
+    `scale_lr`: the learning rate times the number of processes. `seed`: a number to seed with, for scripts that don't seed.
+    `partial`: write what could be converted although
     some places need a person.
 
     `strategy`, the sizes of the dimensions, `num_machines`, `num_processes`, `offload` and `wrap` (classes that FSDP wraps) are those of `init`;
@@ -36,6 +37,7 @@ class Options:
     mixed_precision: str | None = None
     gradient_accumulation_steps: int | None = None
     find_unused_parameters: bool = False
+    scale_lr: bool = False
     seed: int | None = None
     partial: bool = False
     parallelism: str = "in-script"
@@ -67,10 +69,19 @@ class Options:
             raise UsageError(f"batch must be one of {', '.join(BATCH)}, not {self.batch!r}")
         if self.mixed_precision is not None and self.mixed_precision not in MIXED_PRECISION:
             raise UsageError(f"mixed-precision must be one of {', '.join(MIXED_PRECISION)}, not {self.mixed_precision!r}")
-        for name, kind in (("gradient_accumulation_steps", int), ("seed", int), ("partial", bool), ("find_unused_parameters", bool)):
+        for name, kind in (
+            ("gradient_accumulation_steps", int),
+            ("seed", int),
+            ("partial", bool),
+            ("find_unused_parameters", bool),
+            ("scale_lr", bool),
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
                 raise UsageError(f"{name.replace('_', '-')} must be of type {kind.__name__}, not {value!r}")
+        if self.scale_lr and (self.batch == "global" or self.tp * self.cp * self.sp > 1):
+            why = "the global batch stays as it is" if self.batch == "global" else "tp, cp and sp ranks share a batch"
+            raise UsageError(f"scale-lr multiplies by the number of processes, but {why}; leave it out")
         if self.gradient_accumulation_steps is not None and self.gradient_accumulation_steps < 1:
             raise UsageError(f"gradient-accumulation-steps must be at least 1, not {self.gradient_accumulation_steps!r}")
 

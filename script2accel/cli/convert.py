@@ -193,6 +193,7 @@ def _lost_essential(whole: Result, part: Result) -> bool:
 @click.option("--mixed-precision", type=click.Choice(MIXED_PRECISION), help="Set mixed precision in the script.")
 @click.option("--gradient-accumulation-steps", type=click.IntRange(min=1), metavar="N", help="Step once for N batches.")
 @click.option("--find-unused-parameters", is_flag=True, default=None, help="Let DDP look for parameters that a step doesn't use.")
+@click.option("--scale-lr", is_flag=True, default=None, help="Multiply the learning rate by the number of processes.")
 @click.option("--seed", type=int, help="Seed a script that doesn't.")
 @click.option("--partial", is_flag=True, default=None, help="Also write what could be converted where some places need a person.")
 @strategy_flags

@@ -52,6 +52,21 @@ FOREIGN_STREAM = re.compile(r"^(webdataset|wids)\.\w+$")
 LOADER_BASE = LOADER
 SAMPLER_BASE = SAMPLER
 OPTIMIZER_BASE = re.compile(r"^torch\.optim\.(optimizer\.)?\w+$")
+RELATIVE_SCHEDULERS = frozenset(
+    {
+        "StepLR", "MultiStepLR", "ExponentialLR", "LambdaLR", "MultiplicativeLR", "LinearLR", "ConstantLR", "PolynomialLR", "SequentialLR",
+        "ChainedScheduler",
+    }
+)  # fmt: skip
+"""Schedulers of torch that multiply the optimizer's own rate."""
+ABSOLUTE_RATES: dict[str, dict[str, int]] = {
+    "OneCycleLR": {"max_lr": 1},
+    "CyclicLR": {"base_lr": 1, "max_lr": 2},
+    "CosineAnnealingLR": {"eta_min": 2},
+    "CosineAnnealingWarmRestarts": {"eta_min": 3},
+    "ReduceLROnPlateau": {"min_lr": 7},
+}
+"""Schedulers of torch that are given rates: parameter -> its position (https://docs.pytorch.org/docs/stable/optim.html)."""
 SCHEDULER_BASE = re.compile(r"^torch\.optim\.lr_scheduler\.\w+$")
 FUNCTION_BASE = re.compile(r"^torch\.autograd\.(function\.)?Function$")
 
