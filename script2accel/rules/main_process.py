@@ -3,7 +3,8 @@
 `if accelerator.is_main_process:` goes around statements that only write (plots, images, csv and json files, copies, experiment trackers); a
 text file opened for writing is `os.devnull` on the other ranks, so that the code around it stays. A tracker is made on the main process
 only.
-Left alone: reading, `os.makedirs(..., exist_ok=True)` (safe on every rank), what stands under a rank guard already.
+`os.makedirs` under a question whether the folder is there gets `exist_ok=True`: two processes can both find it missing.
+Left alone: reading, `os.makedirs(..., exist_ok=True)` (safe on every rank), folders made in a `try`, what stands under a rank guard already.
 Source: https://huggingface.co/docs/accelerate/concept_guides/deferring_execution
 """
 
@@ -36,11 +37,20 @@ COLLECTIVE = Message(
     "compute first, in a statement of its own, then write",
 )
 REASON = "every process would write it: only the main one does"
+FOLDER = "another process can make the folder between the question and the call"
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     statements: dict[ast.stmt, None] = {}
     for call in facts.calls:
+        if _makes_folder(facts, call):
+            if _unless_there(facts, call):
+                last = (*call.args, *(k.value for k in call.keywords))[-1]
+                edits = wrap_expression(facts.source, last, "", ", exist_ok=True")
+                yield Change(CODE, NAME, FOLDER, call.lineno, edits, source="R30")
+            elif not any(isinstance(p, ast.Try) for p in facts.source.ancestors(call)) and isinstance(facts.source.parents[call], ast.Expr):
+                statements[facts.source.statement(call)] = None
+            continue
         makes, opens = _makes_writer(facts, call), _opens_for_writing(facts, call)
         if (
             not (makes or opens or _writes(facts, call))
@@ -127,6 +137,19 @@ def _writes(facts: View, call: ast.Call) -> bool:
             return False
         return not any(o.kind in ("instance", "function") for o in objs)
     return False
+
+
+def _makes_folder(facts: View, call: ast.Call) -> bool:
+    """Whether a call makes a folder and fails where another process was faster."""
+    if facts.path(call) != "os.makedirs" or not call.args or len(call.args) > 2 or any(k.arg in ("exist_ok", None) for k in call.keywords):
+        return False
+    return not (guarded(facts, call) or facts.inside_class(call, facts.dataset_classes) or fetched(facts, call))
+
+
+def _unless_there(facts: View, call: ast.Call) -> bool:
+    """Whether the call stands under a question whether the folder is there."""
+    tests = [p.test for p in facts.source.ancestors(call) if isinstance(p, (ast.If, ast.IfExp))]
+    return any(isinstance(n, ast.Call) and facts.path(n) in ("os.path.exists", "os.path.isdir") for test in tests for n in ast.walk(test))
 
 
 def _makes_writer(facts: View, call: ast.Call) -> bool:
@@ -313,6 +336,49 @@ for x, y in loader:
 save_image(model(torch.ones(1, 8)), "out.png")
 """,
         "S2A614",
+    ),
+    (
+        """\
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+if not os.path.exists("out"):
+    os.makedirs("out")
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+if not os.path.exists("out"):
+    os.makedirs("out", exist_ok=True)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
     ),
     (
         """\
