@@ -79,7 +79,8 @@ def connect(facts: Facts, decisions: Decisions) -> Iterator[Said | Everywhere]:
             yield Everywhere(entry.tree)
             return
         homes.append(home)
-    loose = [u for u in needs.units if not any(u in needs.reached(e.tree) for e in facts.source.entries) and not isinstance(u, ast.Module)]
+    met = frozenset().union(*(needs.reached(e.tree) for e in facts.source.entries))
+    loose = [u for u in needs.units if u not in met and not isinstance(u, ast.Module)]
     if not homes and loose:
         home = needs.home(loose, set(needs.callers))
         if isinstance(home, ast.Module):

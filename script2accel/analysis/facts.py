@@ -163,6 +163,11 @@ class Facts:
         patterns = (names.DATASET_BASE, names.SAMPLER_BASE, names.LOADER_BASE)
         return frozenset(cls.site for cls in self.machine.bases if any(self.machine.reaches(cls, p) for p in patterns))  # type: ignore[misc]
 
+    @cached_property
+    def optimizer_classes(self) -> frozenset[ast.AST]:
+        """Classes of the script that reach torch's Optimizer."""
+        return frozenset(cls.site for cls in self.machine.bases if cls.site is not None and self.machine.reaches(cls, names.OPTIMIZER_BASE))
+
     def inside_class(self, node: ast.AST, classes: Iterable[ast.AST]) -> ast.ClassDef | None:
         """The class among some, whose body a node stands in."""
         wanted = set(classes)

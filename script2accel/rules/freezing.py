@@ -35,8 +35,9 @@ UNUSED = Message(
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    for model in facts.models:
-        mine = [s for s in settings(facts) if model in s.models]
+    every = list(settings(facts))
+    for model in facts.models if every else ():
+        mine = [s for s in every if model in s.models]
         prepare = next((p for p in decisions.plan.prepares if any(o.inner is model or ident(o) == ident(model) for _, o in p.items)), None)
         if not mine or (prepare is None and decisions.plan.prepares):
             continue

@@ -10,6 +10,7 @@ Source: https://huggingface.co/docs/accelerate/package_reference/kwargs#accelera
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
@@ -47,8 +48,13 @@ IDLE = Message(
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if decisions.plan.prepares and decisions.options.find_unused_parameters:
         yield from _asked(facts, decisions)
-    for model in facts.models if decisions.plan.prepares else ():
-        for node, name in _left(facts, model):
+    layers = _layers(facts) if decisions.plan.prepares else {}
+    loads: dict[str, list[ast.Attribute]] = defaultdict(list)
+    for node in facts.source.nodes if layers else ():
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            loads[node.attr].append(node)
+    for model in layers:
+        for node, name in _left(facts, model, layers[model], loads):
             decisions.ddp_arguments["find_unused_parameters"] = "True"
             yield LEFT.at(node.lineno, node.col_offset + 1, name=name)
     for forward in facts.forwards if decisions.plan.prepares else ():
@@ -73,7 +79,16 @@ def _asked(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
                 yield OVERRULED.at(call.lineno, keyword.col_offset + 1, text=facts.source.segment(keyword))
 
 
-def _left(facts: View, model: Obj) -> Iterator[tuple[ast.expr, str]]:
+def _layers(facts: View) -> dict[Obj, list[str]]:
+    """Model -> its attributes that are layers with weights."""
+    table: dict[Obj, list[str]] = {model: [] for model in facts.models}
+    for (owner, name), value in facts.machine.store.items():
+        if owner in table and isinstance(name, str) and value.objs and all(_has_weights(facts, o) for o in value.objs):
+            table[owner].append(name)
+    return table
+
+
+def _left(facts: View, model: Obj, layers: list[str], loads: dict[str, list[ast.Attribute]]) -> Iterator[tuple[ast.expr, str]]:
     """Layers of a model's own class that no method reads, or that `forward` reads only if one of its parameters says so."""
     cls = model.base.site if model.kind == "instance" and model.base is not None else None
     if not isinstance(cls, ast.ClassDef) or facts.source.root(cls) is not facts.source.tree:
@@ -81,12 +96,10 @@ def _left(facts: View, model: Obj) -> Iterator[tuple[ast.expr, str]]:
     nodes = [n for n in ast.walk(cls) if isinstance(n, ast.Attribute)]
     if any(n.attr in ("_modules", "children", "modules", "named_children", "named_modules") for n in nodes) or _looks_up(cls):
         return
-    for (owner, name), value in list(facts.machine.store.items()):
-        if owner is not model or not isinstance(name, str) or not value.objs or not all(_has_weights(facts, o) for o in value.objs):
-            continue
+    for name in layers:
         mine = [n for n in nodes if n.attr == name and isinstance(n.value, ast.Name) and n.value.id == "self"]
         made = [n for n in mine if isinstance(n.ctx, ast.Store)]
-        read = [n for n in facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, ast.Load)]
+        read = loads[name]
         if len(made) == 1 and (not read or all(_asked_for(facts, n) for n in read)):
             yield made[0], f"self.{name}"
 

@@ -73,8 +73,7 @@ def _sets_apart(facts: View, call: ast.Call) -> bool:
 
 def _in_optimizer(facts: View, node: ast.AST) -> bool:
     """Whether a node stands in a method of an optimizer's class: what it draws goes into weights."""
-    classes = {cls.site for cls in facts.machine.bases if cls.site is not None and facts.machine.reaches(cls, names.OPTIMIZER_BASE)}
-    return facts.inside_class(node, classes) is not None
+    return facts.inside_class(node, facts.optimizer_classes) is not None
 
 
 def _chain(node: ast.expr) -> Iterator[ast.expr]:
