@@ -54,11 +54,11 @@ SAMPLER_BASE = SAMPLER
 OPTIMIZER_BASE = re.compile(r"^torch\.optim\.(optimizer\.)?\w+$")
 RELATIVE_SCHEDULERS = frozenset(
     {
-        "StepLR", "MultiStepLR", "ExponentialLR", "LambdaLR", "MultiplicativeLR", "LinearLR", "ConstantLR", "PolynomialLR", "SequentialLR",
-        "ChainedScheduler",
+        "StepLR", "MultiStepLR", "ExponentialLR", "LambdaLR", "MultiplicativeLR", "LinearLR", "ConstantLR", "PolynomialLR",
+        "get_constant_schedule", "get_constant_schedule_with_warmup", "get_linear_schedule_with_warmup", "get_cosine_schedule_with_warmup",
     }
 )  # fmt: skip
-"""Schedulers of torch that multiply the optimizer's own rate."""
+"""Schedulers of torch and transformers that multiply the optimizer's own rate."""
 ABSOLUTE_RATES: dict[str, dict[str, int]] = {
     "OneCycleLR": {"max_lr": 1},
     "CyclicLR": {"base_lr": 1, "max_lr": 2},

@@ -2,8 +2,8 @@
 
 With N processes the global batch is N times as large; `--scale-lr` multiplies the learning rate by `accelerator.num_processes`, where the optimizer
 is made, and the rates that a scheduler is given in absolute numbers.
-Left alone without the flag, and where the script multiplies by the number of processes itself. Refused where the rate can't be seen: set by hand in
-the loop, a default, parameter groups with rates of their own, schedulers that aren't known.
+Left alone without the flag. Refused where the script computes the rate from the number of processes itself, and where a rate can't be seen: set by
+hand, a default, parameter groups with rates of their own, schedulers that aren't known.
 Source: https://huggingface.co/docs/accelerate/concept_guides/performance#learning-rates
 """
 
@@ -28,7 +28,12 @@ UNSEEN = Message(
     "--scale-lr: {why}",
     "multiply the learning rate by `accelerator.num_processes` by hand, and convert without --scale-lr",
 )
-ALREADY = Message("S2A339", Severity.NOTE, "`{text}` grows with the number of processes already: --scale-lr leaves it", "")
+ALREADY = Message(
+    "S2A339",
+    Severity.ERROR,
+    "--scale-lr: `{text}` is computed from the number of processes, or from what holds it; how it grows can't be told",
+    "convert without --scale-lr where the script scales it already",
+)
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -36,10 +41,12 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         return
     for node in facts.source.nodes:
         match node:
-            case ast.Subscript(slice=ast.Constant(value="lr"), ctx=ast.Store()):
-                yield _unseen(node, "the learning rate is set by hand here")
-            case ast.Dict(keys=keys) if {"lr", "params"} <= {key.value for key in keys if isinstance(key, ast.Constant)}:
-                yield _unseen(node, "a group of parameters has a learning rate of its own")
+            case ast.Constant(value="lr") if not _only_read(facts, node):
+                yield _unseen(node, "a learning rate is set by its name here, by hand or for a group of parameters")
+            case ast.Call(func=ast.Name(id="dict") | ast.Attribute(attr="update" | "setdefault"), keywords=given) if any(
+                k.arg == "lr" for k in given
+            ):
+                yield _unseen(node, "a learning rate is set by its name here, by hand or for a group of parameters")
     for optimizer in facts.program.optimizers:
         call = optimizer.site
         if isinstance(call, ast.Call) and facts.program.source.root(call) is facts.source.tree:
@@ -49,6 +56,11 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         call = scheduler.site
         if isinstance(call, ast.Call) and facts.program.source.root(call) is facts.source.tree:
             yield from _of_scheduler(facts, decisions, call, scheduler)
+
+
+def _only_read(facts: View, node: ast.AST) -> bool:
+    parent = facts.source.parents[node]
+    return isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Load)
 
 
 def _unseen(node: ast.AST, why: str) -> Diagnostic:
@@ -66,7 +78,7 @@ def _of_optimizer(facts: View, decisions: Decisions, call: ast.Call) -> Iterator
 
 def _of_scheduler(facts: View, decisions: Decisions, call: ast.Call, scheduler: Obj) -> Iterator[Change | Diagnostic]:
     kind = scheduler.path.rpartition(".")[2]
-    if kind in names.RELATIVE_SCHEDULERS or (scheduler.path.startswith("transformers.") and "polynomial" not in kind):
+    if kind in names.RELATIVE_SCHEDULERS:
         return
     if kind not in names.ABSOLUTE_RATES:
         yield _unseen(call, "whether this scheduler sets rates in absolute numbers isn't known")
