@@ -57,6 +57,10 @@ class Decisions:
         """Whether a node stands in a statement that some rule takes out whole."""
         return node in self.gone or any(parent in self.gone for parent in self.facts.source.ancestors(node))
 
+    def is_state(self, node: ast.AST) -> bool:
+        """Whether what a node does with a state, the accelerator's `save_state` or `load_state` will do."""
+        return self.plan.states.takes(self.facts, node)
+
     def is_global(self, node: ast.AST) -> bool:
         """Whether, where a node stands, the accelerator is a global of the module."""
         return self.facts.source.root(node) in self.global_modules

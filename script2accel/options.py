@@ -9,6 +9,7 @@ from script2accel.errors import UsageError
 from script2accel.parallelism import DIMENSIONS, Model, Request, Sizes
 
 BATCH = ("per-device", "global")
+CHECKPOINTING = ("keep", "state")
 MIXED_PRECISION = ("no", "fp16", "bf16", "fp8")
 ENGINES = {"none": "ddp", "ddp": "ddp", "fsdp2": "fsdp2", "hsdp": "fsdp2", "zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}
 """Strategy -> what carries it out."""
@@ -25,6 +26,7 @@ class Options:
     `global` splits it (`split_batches=True`). `mixed_precision`: None leaves the choice to the script and the
     accelerate config. `gradient_accumulation_steps`: how many batches make one optimizer step, for scripts that don't
     accumulate. `find_unused_parameters`: DDP looks for parameters that a step doesn't use, whatever the script says.
+    `checkpointing`: `keep` leaves training checkpoints the files that they are, `state` makes them states of the accelerator.
     `scale_lr`: the learning rate times the number of processes. `seed`: a number to seed with, for scripts that don't seed.
     `partial`: write what could be converted although
     some places need a person.
@@ -36,6 +38,7 @@ class Options:
     batch: str = "per-device"
     mixed_precision: str | None = None
     gradient_accumulation_steps: int | None = None
+    checkpointing: str = "keep"
     find_unused_parameters: bool = False
     scale_lr: bool = False
     seed: int | None = None
@@ -67,6 +70,8 @@ class Options:
             raise UsageError(f"wrap must hold class names, not {', '.join(map(str, self.wrap))}")
         if self.batch not in BATCH:
             raise UsageError(f"batch must be one of {', '.join(BATCH)}, not {self.batch!r}")
+        if self.checkpointing not in CHECKPOINTING:
+            raise UsageError(f"checkpointing must be one of {', '.join(CHECKPOINTING)}, not {self.checkpointing!r}")
         if self.mixed_precision is not None and self.mixed_precision not in MIXED_PRECISION:
             raise UsageError(f"mixed-precision must be one of {', '.join(MIXED_PRECISION)}, not {self.mixed_precision!r}")
         for name, kind in (

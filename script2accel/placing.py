@@ -16,6 +16,7 @@ from script2accel.analysis.slicing import Sliced, sliced_loops
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.evaluation import EveryRank, Gather, plan_evaluation
+from script2accel.states import States, covered, states
 
 UNPLACED = Message(
     "S2A200",
@@ -72,11 +73,14 @@ class Draft:
     agreements: list[tuple[ast.stmt, str]] = field(default_factory=list)
     slices: list[Sliced] = field(default_factory=list)
     prepared: frozenset[Ident] = frozenset()
+    states: States = field(default_factory=States)
 
 
-def draft(facts: Facts, *, whole: bool = False) -> Draft:
-    """Decide what is prepared and where, and how evaluation is kept (`whole`: every rank runs all of it)."""
+def draft(facts: Facts, *, whole: bool = False, state: bool = False) -> Draft:
+    """Decide what is prepared and where, and how evaluation is kept (`whole`: every rank runs all of it); `state`: checkpoints become states."""
     result = Draft()
+    if state:
+        result.states = states(facts)
     training = {ident(o) for loop in facts.train_loops for o in loop.loaders}
     blocked = set()
     result.agreements = list(agreements(facts))
@@ -115,6 +119,8 @@ def draft(facts: Facts, *, whole: bool = False) -> Draft:
     loaders = [o for o in facts.loaders if ident(o) not in blocked and o in read]
     result.problems += _optional(facts)
     Placer(facts, result).place(facts.models, facts.optimizers, loaders)
+    if result.states.saves:
+        result.states.problems += covered(facts, result.states, [(p.anchor, [o for _, o in p.items]) for p in result.prepares])
     result.prepared = frozenset(ident(o) for p in result.prepares for _, o in p.items)
     return result
 
@@ -433,7 +439,8 @@ class Placer:
     def _loads(self, statement: ast.stmt, objs: list[Obj]) -> bool:
         """Whether a statement loads weights or state into one of the objects."""
         for obj in objs:
-            if any(what == ".load_state_dict" and _within(self.facts, statement, n) for what, n in self.facts.machine.uses.get(obj, ())):
+            loads = (n for what, n in self.facts.machine.uses.get(obj, ()) if what == ".load_state_dict" and not self.result.states.restores(n))
+            if any(_within(self.facts, statement, n) for n in loads):
                 return True
         return False
 

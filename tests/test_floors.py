@@ -29,6 +29,7 @@ FLOORS = {
     "decisions": 3,
     "evaluation": 3,
     "placing": 3,
+    "states": 3,
     "rehearsal": 3,
     "birth": 3,
     "rules": 4,

@@ -15,7 +15,7 @@ from script2accel.cli.answering import strategy, strategy_flags
 from script2accel.cli.common import Job, ToolCommand, exit_code, interactive, road
 from script2accel.cli.terminal import Terminal
 from script2accel.errors import SourceError, UsageError
-from script2accel.options import BATCH, MIXED_PRECISION
+from script2accel.options import BATCH, CHECKPOINTING, MIXED_PRECISION
 from script2accel.report import text
 from script2accel.report.diff import above_here, patch
 from script2accel.report.style import plain, wanted
@@ -192,6 +192,7 @@ def _lost_essential(whole: Result, part: Result) -> bool:
 @click.option("--batch", type=click.Choice(BATCH), help="What the script's batch size means: per device, or the global batch, split.")
 @click.option("--mixed-precision", type=click.Choice(MIXED_PRECISION), help="Set mixed precision in the script.")
 @click.option("--gradient-accumulation-steps", type=click.IntRange(min=1), metavar="N", help="Step once for N batches.")
+@click.option("--checkpointing", type=click.Choice(CHECKPOINTING), help="Keep checkpoints as files, or as states of the accelerator.")
 @click.option("--find-unused-parameters", is_flag=True, default=None, help="Let DDP look for parameters that a step doesn't use.")
 @click.option("--scale-lr", is_flag=True, default=None, help="Multiply the learning rate by the number of processes.")
 @click.option("--seed", type=int, help="Seed a script that doesn't.")

@@ -286,3 +286,16 @@ RECURRENT = re.compile(
 )
 CLOCK = re.compile(r"^(time\.(time|perf_counter|monotonic|process_time|clock)|datetime\.datetime\.(now|utcnow|today)|timeit\.default_timer)$")
 EXIT = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
+RANDOM_STATE = frozenset(
+    {
+        "torch.get_rng_state",
+        "torch.random.get_rng_state",
+        "torch.cuda.get_rng_state",
+        "torch.cuda.get_rng_state_all",
+        "torch.cuda.random.get_rng_state_all",
+        "numpy.random.get_state",
+        "random.getstate",
+    }
+)
+RANDOM_STATE_SET = frozenset(path.replace("get_", "set_").replace("getstate", "setstate") for path in RANDOM_STATE)
+"""What reads the state of a generator of random numbers, and what sets it."""

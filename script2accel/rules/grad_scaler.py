@@ -70,7 +70,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     }
     removed = _Removed(facts)
     for use in made.uses:
-        if _here(facts, use.node) and use.node not in gone:
+        if _here(facts, use.node) and use.node not in gone and not decisions.is_state(use.node):
             yield from _use(facts, decisions, made, use, removed)
     if removed.statements:
         yield Change(CODE, NAME, REASON, min(s.lineno for s in removed.statements), removed.edits(), source="R16")

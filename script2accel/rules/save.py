@@ -12,8 +12,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from script2accel.analysis.checkpoints import awaited
 from script2accel.analysis.context import guarded, loads_state
-from script2accel.analysis.facts import FUNCTIONS, View
+from script2accel.analysis.facts import View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import add_argument, add_before, merge, replace, wrap_expression
 from script2accel.change.plan import Change, Edit
@@ -38,6 +39,8 @@ ARGUMENTS = Message(
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for call in facts.calls:
         path = facts.path(call)
+        if decisions.plan.states.replaces(call) or decisions.is_state(call):
+            continue
         if path == "torch.save" and not guarded(facts, call) and not _into_buffer(facts, call):
             yield _save(facts, decisions, call)
         elif path == "torch.save" and not facts.in_module(call) and (bare := _bare(facts, decisions, call)):
@@ -89,23 +92,10 @@ def _on_cpu(facts: View, call: ast.Call) -> tuple[Edit, ...]:
 
 def _behind_save(facts: View, decisions: Decisions, call: ast.Call) -> tuple[Edit, ...]:
     """Wait for the file: one that this run has saved is complete only when the main process has written it."""
-    order, statement = facts.machine.order, facts.source.statement(call)
-    saves = [c for c in facts.program.calls if facts.program.path(c) == "torch.save"]
-    if not any(order.get(facts.program.source.statement(c), 0) < order.get(statement, 0) for c in saves) or guarded(facts, call):
+    statement = awaited(facts, call)
+    if statement is None or guarded(facts, call):
         return ()
-    for parent in facts.source.ancestors(statement):
-        if isinstance(parent, (*FUNCTIONS, ast.Module)):
-            break
-        if isinstance(parent, ast.If) and _asks_for_file(facts, parent.test):
-            statement = parent  # wait before the question, or a rank that asks too early never comes to the waiting
     return add_before(facts.source, statement, f"{decisions.accelerator(call)}.wait_for_everyone()")
-
-
-def _asks_for_file(facts: View, test: ast.expr) -> bool:
-    """Whether a condition looks whether a file is there."""
-    return any(
-        isinstance(n, ast.Attribute) and n.attr in ("exists", "isfile", "is_file", "isdir", "is_dir", "listdir", "glob") for n in ast.walk(test)
-    )
 
 
 def _into_buffer(facts: View, call: ast.Call) -> bool:

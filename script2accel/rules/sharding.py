@@ -32,7 +32,7 @@ STATE = Message(
     "S2A868",
     Severity.ERROR,
     "`{text}`: the state of a sharded optimizer is in parts, and a file of this form would hold one process's",
-    "keep checkpoints with `accelerator.save_state(folder)` and `accelerator.load_state(folder)` on all processes, and convert again",
+    "keep checkpoints with `accelerator.save_state(folder)` and `accelerator.load_state(folder)`: `--checkpointing state` does it where it can",
 )
 ALONE = Message(
     "S2A878",
@@ -81,8 +81,8 @@ PLAIN = frozenset({"config", "name_or_path", "main_input_name"})
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if not decisions.options.divided or not decisions.plan.prepares:
         return
-    yield from _weights(facts, decisions.options.tp > 1)
-    yield from _optimizers(facts)
+    yield from (d for node, d in _weights(facts, decisions.options.tp > 1) if not decisions.is_state(node))
+    yield from _optimizers(facts, decisions)
     yield from _forwards(facts)
     yield from _clips(facts)
     if facts.train_loops:
@@ -94,25 +94,25 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             break
 
 
-def _weights(facts: View, early: bool) -> Iterator[Diagnostic]:
-    """Looks at a divided model's weights, and copies of it; `early` where it is divided in front of prepare already."""
+def _weights(facts: View, early: bool) -> Iterator[tuple[ast.AST, Diagnostic]]:
+    """Looks at a divided model's weights, and copies of it, each with its place; `early` where it is divided in front of prepare already."""
     for node in facts.source.nodes:
         match node:
             case ast.Attribute(value=owner) if _model(facts, owner, early) and not facts.in_module(node) and not _harmless(facts, node):
                 place, text = (node.lineno, node.col_offset + 1), facts.source.segment(node)
                 if node.attr == "state_dict" and guarded(facts, node):
-                    yield ALONE.at(*place, text=text, why="it is saved on the main process")
+                    yield node, ALONE.at(*place, text=text, why="it is saved on the main process")
                 else:
-                    yield WEIGHTS.at(*place, text=text)
+                    yield node, WEIGHTS.at(*place, text=text)
             case ast.Subscript(value=owner, ctx=ast.Load()) if _model(facts, owner, early) or _parameters_of_group(node):
-                yield WEIGHTS.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
+                yield node, WEIGHTS.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
             case ast.Call() if (given := _handed_out(facts, node, early)) is not None:
-                yield WEIGHTS.at(node.lineno, node.col_offset + 1, text=f"{facts.source.segment(node.func)}({facts.source.segment(given)})")
+                yield node, WEIGHTS.at(node.lineno, node.col_offset + 1, text=f"{facts.source.segment(node.func)}({facts.source.segment(given)})")
     for arg in facts.machine.plain:
         if isinstance(arg, ast.expr) and facts.source.root(arg) is facts.source.tree:
-            yield WEIGHTS.at(arg.lineno, arg.col_offset + 1, text=facts.source.segment(arg))
+            yield arg, WEIGHTS.at(arg.lineno, arg.col_offset + 1, text=facts.source.segment(arg))
     for name in _kept(facts):
-        yield WEIGHTS.at(name.lineno, name.col_offset + 1, text=name.id)
+        yield name, WEIGHTS.at(name.lineno, name.col_offset + 1, text=name.id)
 
 
 def _parameters_of_group(node: ast.Subscript) -> bool:
@@ -235,9 +235,9 @@ def _number(facts: View, value: ast.expr) -> bool:
     return isinstance(value, ast.Call) and facts.path(value) in ("sum", "len", "builtins.sum", "builtins.len", "max", "any", "all")
 
 
-def _optimizers(facts: View) -> Iterator[Diagnostic]:
+def _optimizers(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
     for node in facts.source.nodes:
-        if not isinstance(node, ast.Attribute) or facts.roles.of_node(node.value) != "optimizer":
+        if not isinstance(node, ast.Attribute) or facts.roles.of_node(node.value) != "optimizer" or decisions.is_state(node):
             continue
         if node.attr in ("state_dict", "load_state_dict", "state"):
             yield STATE.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))

@@ -49,7 +49,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             o.kind == "prepared" and facts.roles.of(o) in ("model", "criterion") for o in facts.machine.at[node.value].objs
         ) or facts.in_module(node):
             continue
-        if isinstance(node.value, ast.Call):
+        if isinstance(node.value, ast.Call) or decisions.is_state(node):
             continue
         if passes_wrapper(facts, node):
             continue

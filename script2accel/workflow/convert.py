@@ -177,7 +177,7 @@ class Road:
             return self._checked()
         if not self.facts.backwards:
             return self._no_loop()
-        plan = draft(self.facts, whole=self.options.grouped)
+        plan = draft(self.facts, whole=self.options.grouped, state=self.options.checkpointing == "state")
         facts = Facts(rehearse(self.facts, plan)) if plan.prepares else self.facts
         decisions = self._ask_rules(facts, plan)
         return self._results(facts, decisions)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from tests.differential.cases import Case
 from tests.differential.trace import Rank, Run, Step
 
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
+RANDOM = frozenset({"rng"})  # keys under which fixtures keep random states: each rank has its own in the folder
 SHOWN = 4  # differences of one kind that are told
 
 
@@ -80,8 +82,9 @@ def ranks_alone(plain: Run, converted: Run) -> list[str]:
     for number, rank in enumerate(converted.ranks):
         if len(rank.steps) != len(plain.ranks[0].steps):
             found.append(f"rank {number} made {len(rank.steps)} optimizer steps, the original {len(plain.ranks[0].steps)}")
-    if plain.files.keys() != converted.files.keys():
-        found.append(f"files {sorted(plain.files)}, and {sorted(converted.files)}")
+    written = _written(plain, converted)
+    if plain.files.keys() != written:
+        found.append(f"files {sorted(plain.files)}, and {sorted(written)}")
     return found
 
 
@@ -232,11 +235,44 @@ def _files(case: Case, plain: Run, converted: Run, bounds: Tolerance | None) -> 
     for name in case.files:
         if name not in plain.files:
             yield f"the original doesn't write {name}"
-    if plain.files.keys() != converted.files.keys():
-        yield f"{sorted(plain.files)} and {sorted(converted.files)}"
+    written = _written(plain, converted)
+    if plain.files.keys() != written:
+        yield f"{sorted(plain.files)} and {sorted(written)}"
+    for name in sorted(plain.files.keys() - converted.files.keys()):
+        parts = {inner: path for path_, path in converted.files.items() if (inner := path_.removeprefix(f"{name}/")) != path_}
+        if parts:
+            yield from (f"{name}: {difference}" for difference in _state(plain.files[name], parts, len(converted.ranks), bounds))
     for name in sorted(plain.files.keys() & converted.files.keys()):
         if bounds is None or name not in case.local_files:
             yield from (f"{name}: {difference}" for difference in _file(plain.files[name], converted.files[name], bounds, case.prefix))
+
+
+def _written(plain: Run, converted: Run) -> set[str]:
+    """What a conversion wrote, a folder that stands for a file of the original as one."""
+    return {folder if (folder := name.rpartition("/")[0]) in plain.files else name for name in converted.files}
+
+
+def _state(plain: Path, parts: Mapping[str, Path], ranks: int, bounds: Tolerance | None) -> Iterator[str]:
+    """A saved table against a state's folder: each entry is a model's, an optimizer's, or a value; each rank's random numbers are there."""
+    table = torch.load(plain, map_location="cpu", weights_only=False)
+    values = torch.load(parts["values.pt"], map_location="cpu", weights_only=False) if "values.pt" in parts else {}
+    states = [load_file(path) for name, path in sorted(parts.items()) if name.endswith(".safetensors")]
+    states += [torch.load(path, map_location="cpu", weights_only=False) for name, path in sorted(parts.items()) if name.startswith("optimizer")]
+    if len(table) != len(values) + len(states) + len(RANDOM & table.keys()):
+        yield f"{list(table)}, and {list(values)} beside {len(states)} states"
+    for key, value in table.items():
+        if key in values:
+            yield from _values(value, values[key], bounds, str(key))
+        elif key not in RANDOM and all(any(_values(_in_order(value), _in_order(state), bounds, "")) for state in states):
+            yield f"no state is the original's {key!r}"
+    wanted = {f"random_states_{rank}.pkl" for rank in range(ranks)}
+    if not wanted <= parts.keys():
+        yield f"random states of some ranks are missing: {sorted(parts)}"
+
+
+def _in_order(value: Any) -> Any:
+    """A table with its keys in order: safetensors keeps none."""
+    return dict(sorted(value.items())) if isinstance(value, Mapping) and all(isinstance(k, str) for k in value) else value
 
 
 def _file(plain: Path, converted: Path, bounds: Tolerance | None, prefix: str) -> Iterator[str]:
