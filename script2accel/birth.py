@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from script2accel.analysis.facts import FUNCTIONS, Facts
-from script2accel.analysis.origins import NotKnownError, Origins, plain
-from script2accel.analysis.randomness import seedings
+from script2accel.analysis.facts import FUNCTIONS, Facts, Function
+from script2accel.analysis.origins import NotKnownError
 from script2accel.analysis.values import NOTHING, Obj
-from script2accel.change.edits import CannotEditError, add_argument, add_before, add_parameter, ensure_import, merge, remove_statement
-from script2accel.change.plan import Change, Edit, Lines, Remove
+from script2accel.change.edits import CannotEditError, add_argument, add_before, add_parameter, merge
+from script2accel.change.plan import Change, Edit, Lines
+from script2accel.construction import BIRTH, birth_lines, known, late_count
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.source import Source
@@ -44,8 +44,6 @@ LATE = Message(
     "the accelerator is born in line {born} and must know `{text}`: {why}",
     "set it before the device, the model and the optimizer, in the function that makes them, and convert again",
 )
-WIDTH = 110
-BIRTH = -10  # in front of whatever else is put before the same statement
 Unit = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -239,22 +237,17 @@ class Needs:
 
 def _birth(facts: Facts, decisions: Decisions, home: Unit) -> Said:
     source = facts.source.of(home)
+    scope = constructor(home) if isinstance(home, ast.ClassDef) else home
+    if scope is None:
+        return source, UNREACHED.at(home.lineno, name=home.name, why="its class has no `__init__`")  # type: ignore[union-attr]
+    anchor = _birthplace(facts, decisions, home, scope)
+    owner = f"{scope.args.args[0].arg}." if isinstance(home, ast.ClassDef) and not isinstance(scope, ast.Module) else ""
     try:
-        if isinstance(home, ast.Module):
-            anchor = _module_anchor(facts, decisions, home)
-            code, imports = _birth_lines(facts, decisions, source, decisions.name)
-            imports = [_above(anchor, edit) for edit in imports]
-        elif isinstance(home, ast.ClassDef):
-            function = constructor(home)
-            if function is None:
-                return source, UNREACHED.at(home.lineno, name=home.name, why="its class has no `__init__`")
-            anchor = _first(function.body)
-            code, imports = _birth_lines(facts, decisions, source, f"{function.args.args[0].arg}.{decisions.name}")
-        else:
-            anchor = _earliest(facts, decisions, home.body)
-            code, imports = _birth_lines(facts, decisions, source, decisions.name)
-        code, hoisted = _known(facts, decisions, source, home, anchor, code)
-        edits = merge([*hoisted, add_before(source, anchor, code, rank=BIRTH), *imports])
+        late = late_count(facts, decisions, scope, anchor)
+        code, imports = birth_lines(facts, decisions, source, f"{owner}{decisions.name}")
+        imports = [_above(anchor, edit) for edit in imports] if isinstance(home, ast.Module) else imports
+        code, hoisted = known(facts, decisions, source, scope, anchor, code)
+        edits = merge([*hoisted, add_before(source, anchor, code, rank=BIRTH), *imports, *late])
     except NotKnownError as error:
         where = facts.source.of(error.node)
         return where, LATE.at(getattr(error.node, "lineno", 1), born=anchor.lineno, text=where.segment(error.node), why=error.why)
@@ -265,114 +258,11 @@ def _birth(facts: Facts, decisions: Decisions, home: Unit) -> Said:
     )
 
 
-def _birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str) -> tuple[str, list[tuple[Edit, ...]]]:
-    """`accelerator = Accelerator(...)` with what the script and the options decided, and the imports that it takes."""
-    options, arguments, loader = decisions.options, {**decisions.engines, **decisions.arguments}, dict(decisions.loader_arguments)
-    wanted = dict.fromkeys([("accelerate", "Accelerator"), *decisions.imports])
-    if options.mixed_precision is not None:
-        arguments.setdefault("mixed_precision", f'"{options.mixed_precision}"')
-    if options.batch == "global":
-        loader = {"split_batches": "True", **loader}
-    if loader:
-        arguments["dataloader_config"] = f"DataLoaderConfiguration({', '.join(f'{k}={v}' for k, v in loader.items())})"
-        wanted["accelerate.utils", "DataLoaderConfiguration"] = None
-    if options.find_unused_parameters:
-        decisions.ddp_arguments["find_unused_parameters"] = "True"
-    if decisions.ddp_arguments.get("static_graph", "False") != "False" and not options.sharded:
-        _synchronised_each_batch(arguments, wanted)
-    handlers = list(decisions.handlers)
-    if decisions.ddp_arguments and not options.sharded:
-        handlers.append(f"DistributedDataParallelKwargs({', '.join(f'{k}={v}' for k, v in decisions.ddp_arguments.items())})")
-        wanted["accelerate", "DistributedDataParallelKwargs"] = None
-    if handlers:
-        arguments["kwargs_handlers"] = f"[{', '.join(handlers)}]"
-    lines = [f"{target} = Accelerator({', '.join(f'{k}={v}' for k, v in arguments.items())})"]
-    if decisions.engines and len(lines[0]) > WIDTH:
-        lines = [f"{target} = Accelerator(", *(line for k, v in arguments.items() for line in _spread(k, v)), ")"]
-    imports = [ensure_import(source, module, name) for module, name in wanted]
-    if options.seed is not None and not seedings(facts):
-        lines.append(f"set_seed({options.seed})")
-        imports.append(ensure_import(source, "accelerate.utils", "set_seed"))
-    return "\n".join(lines), imports
-
-
-def _synchronised_each_batch(arguments: dict[str, str], wanted: dict[tuple[str, str], None]) -> None:
-    """A static graph has to see every backward pass: without synchronisation in between, DDP ends with an internal error (measured)."""
-    steps = arguments.pop("gradient_accumulation_steps", None)
-    plugin = arguments.get("gradient_accumulation_plugin", f"GradientAccumulationPlugin(num_steps={steps})" if steps is not None else None)
-    if plugin is not None:
-        arguments["gradient_accumulation_plugin"] = plugin.removesuffix(")") + ", sync_each_batch=True)"
-        wanted["accelerate.utils", "GradientAccumulationPlugin"] = None
-
-
-def _spread(keyword: str, text: str) -> list[str]:
-    """An argument on a line of its own; a call of Accelerate's that is too long for one, with its own arguments below each other."""
-    if len(text) <= WIDTH - 16 or "\0" in text:
-        return [f"\t{keyword}={text},"]
-    call = ast.parse(text, mode="eval").body
-    if not isinstance(call, ast.Call) or call.args:
-        return [f"\t{keyword}={text},"]
-    inner = [f"\t\t{k.arg}={ast.get_source_segment(text, k.value)}," for k in call.keywords]
-    return [f"\t{keyword}={ast.unparse(call.func)}(", *inner, "\t),"]
-
-
-def _known(facts: Facts, decisions: Decisions, source: Source, home: Unit, anchor: ast.stmt, code: str) -> tuple[str, list[tuple[Edit, ...]]]:
-    """The script's own expressions written into the construction, and edits that bring what they read in front of it. Raises NotKnownError."""
-    scope = constructor(home) if isinstance(home, ast.ClassDef) else home
-    assert scope is not None
-    origins, hoisted = Origins(facts, scope), []
-    moved: dict[ast.stmt, None] = {}
-    for index, node in enumerate(decisions.read):
-        if f"\0{index}\0" not in code:
-            continue
-        origin = origins.write(node)
-        code = _filled(code, f"\0{index}\0", origin.text)
-        for statement in origin.behind:
-            if statement.lineno >= anchor.lineno and statement not in moved:
-                _may_move(facts, origins, statement, anchor, node)
-                moved[statement] = None
-    for statement in moved:
-        removal = remove_statement(source, statement)[0]
-        first, last = (removal.first, removal.last) if isinstance(removal, Remove) else (statement.lineno, statement.lineno)
-        text = "\n".join(source.line_text(number).strip() for number in range(first, last + 1))
-        hoisted.append((removal, *add_before(source, anchor, text, rank=BIRTH)))
-    return code, hoisted
-
-
-def _filled(code: str, mark: str, text: str) -> str:
-    """The text in the place of its mark, without parentheses where nothing stands beside it."""
-    bare = text[1:-1] if text.startswith("(") and text.endswith(")") and _balanced(text[1:-1]) else text
-    for before, after in (("=", ","), ("=", ")"), (" if ", " else ")):
-        code = code.replace(f"{before}{mark}{after}", f"{before}{bare}{after}")
-    return code.replace(mark, text)
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if depth < 0:
-            return False
-    return depth == 0
-
-
-def _may_move(facts: Facts, origins: Origins, statement: ast.stmt, anchor: ast.stmt, node: ast.expr) -> None:
-    """Raise NotKnownError unless a statement behind the anchor can stand in front of it: a plain value of what is known there, set once."""
-    source = facts.source.of(statement)
-    if (
-        not isinstance(statement, ast.Assign)
-        or len(statement.targets) != 1
-        or not isinstance(statement.targets[0], ast.Name)
-        or not plain(statement.value)
-    ):
-        raise NotKnownError(node, f"it is computed in line {statement.lineno}")
-    one_line = source.line_of(source.start(statement)) == source.line_of(source.end(statement) - 1)
-    same = facts.source.block(statement) is facts.source.block(anchor) and one_line and source.alone(statement)
-    late = [s for s in origins.write(statement.value).behind if s.lineno >= anchor.lineno]
-    name = statement.targets[0].id
-    stores = [n for n in ast.walk(facts.source.scope(statement)) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
-    if not same or late or len(stores) != 1:
-        raise NotKnownError(node, f"it is set in line {statement.lineno}")
+def _birthplace(facts: Facts, decisions: Decisions, home: Unit, scope: Function) -> ast.stmt:
+    """The statement in front of which the accelerator is born."""
+    if isinstance(home, ast.Module):
+        return _module_anchor(facts, decisions, home)
+    return _first(scope.body) if isinstance(home, ast.ClassDef) else _earliest(facts, decisions, scope.body)
 
 
 def _first(body: list[ast.stmt]) -> ast.stmt:
@@ -485,7 +375,7 @@ def _give(
         if not isinstance(site.func, (ast.Name, ast.Attribute)) or _names_class(site):
             yield facts.source.of(site), UNREACHED.at(site.lineno, name=unit.name, why="this call can't be followed")
             return
-        edits.setdefault(facts.source.of(site), []).append(add_argument(facts.source.of(site), site, _spoken(decisions, site), first=True))
+        edits.setdefault(facts.source.of(site), []).append(add_argument(facts.source.of(site), site, decisions.spoken(site), first=True))
     decisions.unreached.remove(unit)
     decisions.changed += [unit, *needs.inheriting(unit)]
     for where, found in edits.items():
@@ -503,9 +393,3 @@ def _names_class(site: ast.Call) -> bool:
     """Whether a call is `Base.__init__(self, ...)`, whose first argument is the instance."""
     func = site.func
     return isinstance(func, ast.Attribute) and func.attr == "__init__" and not isinstance(func.value, ast.Call)
-
-
-def _spoken(decisions: Decisions, site: ast.Call) -> str:
-    """How the accelerator is written at a call site, without asking for it there."""
-    owner = decisions.method_of(site)
-    return f"{owner}.{decisions.name}" if owner and not decisions.is_global(site) else decisions.name

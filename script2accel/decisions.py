@@ -70,6 +70,10 @@ class Decisions:
         self.needs.append(node)
         if essential:
             self.essential_needs.append(node)
+        return self.spoken(node)
+
+    def spoken(self, node: ast.AST) -> str:
+        """How the accelerator is written at a place, without asking for it there."""
         owner = self.method_of(node)
         return f"{owner}.{self.name}" if owner and not self.is_global(node) else self.name
 

@@ -1,7 +1,7 @@
 """The floors hold: a module imports from its own floor or lower ones, and no module imports itself in a circle.
 
-    F0 errors, diagnostics, knowledge/*   F1 options, source, parallelism, mesh, plugins   F2 analysis/*, change/*   F3 decisions, evaluation, birth
-    F4 rules/*   F5 result, workflow/*, launch/*   F6 report/*   F7 cli/*
+    F0 errors, diagnostics, knowledge/*   F1 options, source, parallelism, mesh, plugins   F2 analysis/*, change/*
+    F3 decisions, evaluation, birth, construction   F4 rules/*   F5 result, workflow/*, launch/*   F6 report/*   F7 cli/*
 
 Imports under `if TYPE_CHECKING` and inside functions count too. The package's own `__init__` is on F6, `__main__` on top.
 """
@@ -32,6 +32,7 @@ FLOORS = {
     "states": 3,
     "rehearsal": 3,
     "birth": 3,
+    "construction": 3,
     "rules": 4,
     "result": 5,
     "workflow": 5,

@@ -6,6 +6,7 @@ import ast
 import re
 
 from script2accel.analysis.expressions import FUNCTIONS, Expressions
+from script2accel.analysis.overriding import sets_any
 from script2accel.analysis.values import NOTHING, Obj, Value, join_all
 from script2accel.knowledge import torch as names
 
@@ -51,9 +52,17 @@ class Calls(Expressions):
         if isinstance(node.func, ast.Name) and node.func.id == "super" and self._of_own_class(node, scope):
             return self._super(node, scope)
         result = self.call_objects(callee, node, args, keywords)
+        if sets_any(node):
+            self.overridden(node)
         if args and isinstance(node.args[0], (ast.Name, ast.Attribute)) and any(SHUFFLES.match(o.path) or self._own_shuffle(o) for o in callee.objs):
             self.assign(node.args[0], args[0].marked(frozenset((node,))), scope)  # in place
         return result.marked(frozenset((node,))) if self._past_forward(node.func) else result
+
+    def overridden(self, node: ast.AST) -> None:
+        """Forget which constants the module of a node holds: they are defaults, and what runs here may set others."""
+        module = self.source.root(node)
+        for key, value in [(k, v) for k, v in self.store.items() if k[0] is module and any(o.kind == "const" for o in v.objs)]:
+            self.put(key, value.join(self.world.value("expr", "overridden", None, node)))
 
     def _own_shuffle(self, callee: Obj) -> bool:
         """Whether it is the `shuffle` of a generator that the system seeds."""

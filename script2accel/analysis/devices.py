@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from script2accel.analysis.facts import Facts
 from script2accel.analysis.listing import device_names
+from script2accel.analysis.overriding import overriding
 from script2accel.analysis.roles import DEVICE_TEXT
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
@@ -47,9 +48,29 @@ def definitions(facts: Facts) -> list[ast.Assign | ast.AnnAssign]:
             continue
         if isinstance(facts.function(node), ast.Module) and not facts.program.source.is_entry(node):
             continue  # no accelerator at import time: each use of the name is rewritten
-        if chooses_device(facts, node.value, ast.unparse(target) in known):
+        if chooses_device(facts, node.value, ast.unparse(target) in known) and not _set_again(facts, node, target):
             found.append(node)
     return sorted(found, key=lambda n: n.lineno)
+
+
+def override(facts: Facts, definition: ast.stmt) -> ast.stmt | None:
+    """The last statement behind a definition, in its module's body, that may set any global: the definition is but a default."""
+    module = facts.source.parents[definition]
+    if not isinstance(module, ast.Module):
+        return None
+    return next((s for s in reversed(overriding(facts.program.source.of(definition), module)) if s.lineno > definition.lineno), None)
+
+
+def _set_again(facts: Facts, definition: ast.stmt, target: ast.expr) -> bool:
+    """Whether the accelerator's device is set behind what may override a definition."""
+    last = override(facts, definition)
+    again = [s for s in facts.source.block(last) if isinstance(s, ast.Assign) and s.lineno > last.lineno] if last is not None else []
+    return any([ast.unparse(t) for t in s.targets] == [ast.unparse(target)] and _accelerators(facts, s.value) for s in again)
+
+
+def _accelerators(facts: Facts, value: ast.expr) -> bool:
+    """Whether an expression is the accelerator's device, or its type or text."""
+    return any(isinstance(n, ast.Attribute) and n.attr == "device" and facts.roles.of_node(n.value) == "accelerator" for n in ast.walk(value))
 
 
 def chooses_device(facts: Facts, value: ast.expr, used_as_device: bool) -> bool:

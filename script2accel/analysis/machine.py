@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Iterable
 
 from script2accel.analysis.calls import Calls
+from script2accel.analysis.overriding import sets_any
 from script2accel.analysis.program import Program
 from script2accel.analysis.values import NOTHING, Obj, Value, join_all
 from script2accel.source import Source
@@ -375,6 +376,8 @@ class Machine(Calls):
             case ast.Subscript(value=owner, slice=index):
                 key = self.constant(index)
                 self.eval(index, scope)
+                if sets_any(target):
+                    self.overridden(target)
                 for obj in self.eval(owner, scope).objs:
                     self.grow(obj)
                     if obj.kind in ("dict", "list", "tuple", "made", "param", "attr", "instance"):

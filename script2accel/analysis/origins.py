@@ -6,6 +6,8 @@ import ast
 from dataclasses import dataclass, field
 
 from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.analysis.overriding import overriding
+from script2accel.analysis.values import NOTHING
 from script2accel.source import Scope
 
 DEPTH = 8  # how many calls up a parameter is followed
@@ -58,7 +60,7 @@ class Origins:
         origin, at, pieces = Origin(""), source.start(node), []
         for leaf in _leaves(node):
             found = self._leaf(leaf, depth)
-            origin.behind |= found.behind
+            origin.behind |= found.behind | self._writes(leaf)
             pieces.append(source.text[at : source.start(leaf)] + found.text)
             at = source.end(leaf)
         origin.text = "".join(pieces) + source.text[at : source.end(node)]
@@ -104,13 +106,23 @@ class Origins:
         return here is not None and there is not None and here.objs == there.objs and all(o.kind == "external" for o in here.objs)
 
     def _bindings(self, scope: ast.AST, name: str) -> dict[ast.stmt, None]:
-        """The statements of a scope that set a name, imports and definitions left out."""
+        """The statements of a scope that set a name, or may set any; imports and definitions left out."""
         stores = [
             n
             for n in ast.walk(scope)
             if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) and self.facts.source.scope(n) is scope
         ]
-        return {self.facts.source.statement(n): None for n in sorted(stores, key=lambda n: n.lineno)}
+        free = overriding(self.facts.source.of(scope), scope) if isinstance(scope, ast.Module) and stores else []
+        return dict.fromkeys(sorted([*(self.facts.source.statement(n) for n in stores), *free], key=lambda s: s.lineno))
+
+    def _writes(self, leaf: ast.expr) -> dict[ast.stmt, None]:
+        """The statements of home's body in which an attribute that is read is set (`args.accum //= world`)."""
+        scope = self.facts.source.function(leaf)
+        if not isinstance(leaf, ast.Attribute) or (isinstance(scope, FUNCTIONS) and self._is_self(scope, _chain(leaf)[1])):
+            return {}  # of `self`, what `__init__` sets is followed
+        machine, body = self.facts.machine, getattr(self.home, "body", [])
+        written = [n for o in machine.at.get(leaf.value, NOTHING).objs for n in machine.attribute_writes.get((o, leaf.attr), ())]
+        return {body[index]: None for node in written for index in self.facts.places(body, node)}
 
     def _local(self, leaf: ast.expr, owner: ast.FunctionDef | ast.AsyncFunctionDef, name: str, depth: int) -> Origin:
         stores = self._bindings(owner, name)

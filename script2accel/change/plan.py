@@ -192,7 +192,8 @@ def _render(source: Source, edits: Sequence[Edit]) -> str:
     for number, chunk in enumerate(chunks, 1):
         piece = "".join(front.get(number, ())) + chunk
         tail = "".join(back.get(number, ()))
-        if tail and not piece.endswith(("\n", "\r")) and (piece or (out and not "".join(out[-1:]).endswith(("\n", "\r")))):
+        last = piece or next((text for text in reversed(out) if text), newline) if tail else ""
+        if tail and not last.endswith(("\n", "\r")):
             piece, tail = piece + newline, tail[: -len(newline)]  # behind a last line that has no line ending
         out.append(piece + tail)
     return "".join(out)

@@ -87,6 +87,7 @@ METHODS: Mapping[str, Version] = _all(
     "gather",
     "gather_for_metrics",
     "get_state_dict",
+    "gradient_accumulation_steps",
     "is_local_main_process",
     "is_main_process",
     "load_state",

@@ -617,6 +617,87 @@ for epoch in range(2):
     ),
     (
         """\
+import argparse
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=4)
+args = parser.parse_args()
+args.steps = max(1, args.steps // int(os.environ.get("WORLD_SIZE", 1)))
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(model(x), y) / args.steps
+    loss.backward()
+    if (i + 1) % args.steps == 0 or i + 1 == len(loader):
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        """\
+import argparse
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=4)
+args = parser.parse_args()
+accelerator = Accelerator()
+args.steps = max(1, args.steps // accelerator.num_processes)
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+accelerator.gradient_accumulation_steps = args.steps
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for i, (x, y) in enumerate(loader):
+    with accelerator.accumulate(model):
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    (
+        """\
+import argparse
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=4)
+args = parser.parse_args()
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(model(x), y) / args.steps
+    loss.backward()
+    if (i + 1) % args.steps == 0 or i + 1 == len(loader):
+        optimizer.step()
+        optimizer.zero_grad()
+        args.steps += 1
+""",
+        "S2A229",
+    ),
+    (
+        """\
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

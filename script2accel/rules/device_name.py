@@ -12,11 +12,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from script2accel.analysis.devices import own_definitions
+from script2accel.analysis.devices import override, own_definitions
 from script2accel.analysis.facts import View
 from script2accel.analysis.values import NOTHING
-from script2accel.change.edits import merge, replace, wrap_expression
-from script2accel.change.plan import Change
+from script2accel.change.edits import add_before, merge, replace, wrap_expression
+from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 
@@ -38,7 +38,10 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         if definition in done:
             continue
         whole = _choice(facts, definition)
-        if whole is not None:
+        last = override(facts, definition)
+        if last is not None:
+            edits = _behind(facts, decisions, definition, last)
+        elif whole is not None:
             done |= {node for node in ast.walk(whole) if isinstance(node, ast.stmt)}
             target = _targets(definition)[0]
             text = f"{facts.source.segment(target)} = {_form(facts, decisions, definition)}"
@@ -52,9 +55,18 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     yield from _flags(facts)
 
 
-def _form(facts: View, decisions: Decisions, definition: ast.Assign | ast.AnnAssign) -> str:
+def _behind(facts: View, decisions: Decisions, definition: ast.Assign | ast.AnnAssign, last: ast.stmt) -> tuple[Edit, ...]:
+    """The device set behind a statement that may set any global: what is in front of it are defaults, from which no accelerator must be born."""
+    block = facts.source.block(last)
+    index = next(i for i, s in enumerate(block) if s is last)
+    place = block[min(index + 1, len(block) - 1)]
+    target = facts.source.segment(_targets(definition)[0])
+    return add_before(facts.source, place, f"{target} = {_form(facts, decisions, definition, place)}")
+
+
+def _form(facts: View, decisions: Decisions, definition: ast.Assign | ast.AnnAssign, place: ast.stmt | None = None) -> str:
     """The accelerator's device; as text where it was text and the script reads it as such (`device == "cuda"`)."""
-    device = f"{decisions.accelerator(definition)}.device"
+    device = f"{decisions.accelerator(place or definition)}.device"
     read = _texts(facts, definition) if definition.value is not None and _is_text(definition.value) else None
     if read is None:
         return device
