@@ -26,12 +26,14 @@ from tests.differential.cases import Case, read
 PARALLEL = FIXTURES / "parallel"
 DATA = ("dp_replicate", "dp_shard")
 SIZES = (*DATA, "cp", "tp")
+TOLD = ("slow", "own")
 CLOSE = compare.Tolerance(losses=1e-6, parameters=1e-4, files=1e-5, files_floor=1e-6)
 
 
 @dataclass(frozen=True)
 class Parallel(Case):
-    """One script, and the meshes that it is converted for: options, with `ranks` where sizes don't tell them and `slow` for the full run alone."""
+    """One script, and the meshes that it is converted for: options, with `ranks` where sizes don't tell them, `slow` for the full run
+    alone, `own` where the numbers that are printed are those of the main process's own batches."""
 
     mesh: tuple[Mapping[str, Any], ...] = ()
 
@@ -47,7 +49,7 @@ def cases() -> Iterator[Any]:
         case = read(path.parent, Parallel)
         assert isinstance(case, Parallel)
         for mesh in case.mesh:
-            name = "-".join(f"{key}{value}" for key, value in mesh.items() if key != "slow")
+            name = "-".join(f"{key}{value}" for key, value in mesh.items() if key not in TOLD)
             marks = [pytest.mark.slow] if mesh.get("slow") else []
             yield pytest.param(case, mesh, id=f"{case.name}-{name}", marks=marks)
 
@@ -91,7 +93,9 @@ def conversion(case: Case, options: Mapping[str, Any]) -> bytes:
 @pytest.mark.parametrize(("case", "mesh"), list(cases()))
 def test_trains_the_same_model(bench: Bench, llama: str, case: Parallel, mesh: Mapping[str, Any]) -> None:
     case = replace(case, argv=tuple(llama if word == "LLAMA" else word for word in case.argv))
-    options = {key: value for key, value in mesh.items() if key not in ("ranks", "slow")}
+    options = {key: value for key, value in mesh.items() if key not in ("ranks", *TOLD)}
+    if mesh.get("own"):
+        case = replace(case, metric=None)
     ranks = mesh.get("ranks") or prod(mesh.get(name, 1) for name in SIZES)
     shared = prod(mesh.get(name, 1) for name in ("cp", "tp"))
     after = conversion(case, options)

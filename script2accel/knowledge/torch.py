@@ -35,6 +35,9 @@ LOSS_MODULE = re.compile(
 LOSS_FUNCTION = re.compile(
     r"^torch\.nn\.functional\.(\w*loss\w*|cross_entropy|binary_cross_entropy\w*|kl_div|nll_loss\w*)$|^torchvision\.ops\.\w*_loss$"
 )
+INDEXED_LOSS = re.compile(r"^torch\.nn\.((modules\.\w+\.)?(CrossEntropyLoss|NLLLoss|NLLLoss2d)|functional\.(cross_entropy|nll_loss|nll_loss2d))$")
+"""Losses whose mean leaves ignored labels out and weighs classes: it divides by what counts in the batch."""
+INDEXED_LOSS_ARGUMENTS = ("weight", "size_average", "ignore_index", "reduce", "reduction")  # in order, behind input and target of a function
 MODULE = re.compile(
     r"^torch\.nn\.(modules\.\w+\.)?(?!\w*Loss)(?!Parameter|init|functional|utils|parallel|Module$)[A-Z]\w+$"
     r"|^torchvision\.models\.(\w+\.)*[a-z]\w+$|^torchvision\.models\.(\w+\.)*[A-Z]\w+$"
@@ -159,6 +162,16 @@ GIVES_BACK = re.compile(r"^apex\.amp\.initialize$")
 STATELESS = frozenset({"train", "eval", "zero_grad", "training", "gradient_checkpointing_enable", "to", "cuda", "module"})
 """Attributes of a module that tell or change nothing of its weights."""
 LOADED = re.compile(r"^transformers\.(Auto)?\w*(Model|For[A-Z]\w+|LMHeadModel)\.from_pretrained$")
+TOKEN_MODEL = re.compile(
+    r"^transformers\.(Auto)?\w*(ForCausalLM|LMHeadModel|ForMaskedLM|ForTokenClassification|ForConditionalGeneration|ForSeq2SeqLM)(\.from_(pretrained|config))?$"
+)
+"""Models whose loss is the mean over the labels that aren't -100 (transformers, `loss/loss_utils.py`)."""
+SHIFTS_LABELS = re.compile(r"ForCausalLM|LMHeadModel")
+"""Of those, models that leave out the first label of each row."""
+TOKEN_COLLATOR = re.compile(r"^transformers\.(data\.)?(data_collator\.)?DataCollatorFor(LanguageModeling|Seq2Seq|TokenClassification|WholeWordMask)$")
+"""Collate functions that fill labels up with -100."""
+OUT_OF_GRAPH = frozenset({"item", "detach", "cpu", "data", "tolist", "numpy"})
+"""What is read of a tensor to be shown or kept, not trained by."""
 SELF_ATTENTION = re.compile(
     r"^transformers\.(Auto|Llama|Mistral|Mixtral|Qwen[23]|Gemma[23]?|Phi3?|Olmo2?|StableLm|Cohere|Granite|SmolLM3)(Model)?ForCausalLM(\.from_(pretrained|config))?$"
 )

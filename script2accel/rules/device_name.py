@@ -229,7 +229,9 @@ weights = torch.ones(2).to(device)
 
 for x, y in loader:
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y, weights)
+    counted = weights[y].sum()
+    share = counted / accelerator.reduce(counted, reduction="mean")
+    loss = torch.where(counted > 0, nn.functional.cross_entropy(model(x), y, weights), 0.0) * share
     accelerator.backward(loss)
     optimizer.step()
 """,
@@ -364,7 +366,9 @@ def train(model, loader, optimizer, device):
     weights = torch.ones(2).to(device)
     for x, y in loader:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y, weights)
+        counted = weights[y].sum()
+        share = counted / accelerator.reduce(counted, reduction="mean")
+        loss = torch.where(counted > 0, nn.functional.cross_entropy(model(x), y, weights), 0.0) * share
         accelerator.backward(loss)
         optimizer.step()
 

@@ -195,7 +195,9 @@ weights = Tensor([1.0, 2.0]).to(accelerator.device)
 
 for x, y in loader:
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x.to(torch.float32)), y, weights)
+    counted = weights[y].sum()
+    share = counted / accelerator.reduce(counted, reduction="mean")
+    loss = torch.where(counted > 0, nn.functional.cross_entropy(model(x.to(torch.float32)), y, weights), 0.0) * share
     accelerator.backward(loss)
     optimizer.step()
 """,
