@@ -38,6 +38,12 @@ DEAD = Message(
     "`{name}` is called nowhere in this file; it now takes `{accelerator}` as its first argument",
     "whoever calls it must pass the accelerator",
 )
+OUTSIDE = Message(
+    "S2A824",
+    Severity.ERROR,
+    "this place needs the accelerator, and is reached from a cell without going through `{name}`, the function that is launched",
+    "move it into that function, or convert for one process (`--num-processes 1`)",
+)
 LATE = Message(
     "S2A229",
     Severity.ERROR,
@@ -73,6 +79,11 @@ def connect(facts: Facts, decisions: Decisions) -> Iterator[Said | Everywhere]:
             homes.append(entry.tree)
             continue
         home = needs.home(wanted, reached)
+        launch = decisions.launch
+        if isinstance(home, ast.Module) and launch is not None and not launch.done and entry.tree is facts.source.root(launch.calls[0]):
+            outside = [n for n in decisions.needs if needs.unit(n) in wanted and not needs.gated(n, launch.function, reached)]
+            yield from ((facts.source.of(n), OUTSIDE.at(getattr(n, "lineno", 1), name=launch.function.name)) for n in outside[:1])
+            home = launch.function
         if isinstance(home, ast.Module):
             yield Everywhere(entry.tree)
             return
@@ -213,6 +224,10 @@ class Needs:
             if self._gates([candidate], candidate, reached) and all(self._through(candidate, other, reached, frozenset()) for other in candidates):
                 return candidate
         return next((u for u in reached if isinstance(u, ast.Module)), self.facts.source.tree)
+
+    def gated(self, node: ast.AST, gate: Unit, reached: set[Unit]) -> bool:
+        """Whether every path to a place goes through a function."""
+        return self._gates([self.unit(node)], gate, reached)
 
     def _gates(self, wanted: Sequence[Unit], gate: Unit, reached: set[Unit]) -> bool:
         return all(self._through(unit, gate, reached, frozenset()) for unit in wanted)

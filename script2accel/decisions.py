@@ -19,6 +19,7 @@ class Decisions:
 
     def __init__(self, facts: Facts, plan: Draft, options: Options) -> None:
         self.facts, self.plan, self.options = facts, plan, options
+        self.launch = plan.launch
         self.name = next(name for name in ("accelerator", "accel", "hf_accelerator") if name not in facts.source.names or self._is_ours(facts, name))
         self.global_modules = self._global_modules()
         self.needs: list[ast.AST] = []
@@ -51,7 +52,8 @@ class Decisions:
             scope = self.facts.function(definition)
             if isinstance(scope, ast.Module) and self.facts.source.is_entry(definition):
                 found.add(scope)
-        return {tree for tree in found if self.facts.source.is_entry(tree)}
+        launched = {self.facts.source.root(call) for call in self.launch.calls} if self.launch is not None else set()
+        return {tree for tree in found - launched if self.facts.source.is_entry(tree)}
 
     def is_gone(self, node: ast.AST) -> bool:
         """Whether a node stands in a statement that some rule takes out whole."""
@@ -78,7 +80,10 @@ class Decisions:
         return f"{owner}.{self.name}" if owner and not self.is_global(node) else self.name
 
     def may_ask(self, node: ast.AST) -> bool:
-        """Whether output and downloads may want the accelerator at a place: not where other scripts call the function as it is."""
+        """Whether output and downloads may want the accelerator at a place: not where other scripts call the function as it is, nor in a
+        notebook's own process."""
+        if self.launch is not None and self.facts.function(node) not in self.launch.inside:
+            return False
         names = {getattr(p, "name", "") for p in (node, *self.facts.source.ancestors(node)) if isinstance(p, (*FUNCTIONS, ast.ClassDef))}
         path = self.facts.source.of(node).path
         return not any((path, name) in self.spared for name in names)

@@ -16,6 +16,8 @@ from script2accel.analysis.slicing import Sliced, sliced_loops
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.evaluation import EveryRank, Gather, plan_evaluation
+from script2accel.launched import Launch, find, inside_name, places, renamed
+from script2accel.options import Options
 from script2accel.states import States, covered, states
 
 UNPLACED = Message(
@@ -74,12 +76,15 @@ class Draft:
     slices: list[Sliced] = field(default_factory=list)
     prepared: frozenset[Ident] = frozenset()
     states: States = field(default_factory=States)
+    launch: Launch | None = None
+    unlaunched: str = ""  # why a notebook is asked for several processes, and trains in one
 
 
-def draft(facts: Facts, *, whole: bool = False, state: bool = False) -> Draft:
-    """Decide what is prepared and where, and how evaluation is kept (`whole`: every rank runs all of it); `state`: checkpoints become states."""
+def draft(facts: Facts, options: Options) -> Draft:
+    """Decide what is prepared and where, and how evaluation is kept: whole on every rank where several processes share a batch."""
+    whole = options.grouped
     result = Draft()
-    if state:
+    if options.checkpointing == "state":
         result.states = states(facts)
     training = {ident(o) for loop in facts.train_loops for o in loop.loaders}
     blocked = set()
@@ -119,10 +124,54 @@ def draft(facts: Facts, *, whole: bool = False, state: bool = False) -> Draft:
     loaders = [o for o in facts.loaders if ident(o) not in blocked and o in read]
     result.problems += _optional(facts)
     Placer(facts, result).place(facts.models, facts.optimizers, loaders)
+    launch = find(facts, options.num_processes, options.num_machines)
+    moved = _launched(facts, result.prepares, launch) if isinstance(launch, Launch) else launch
+    if isinstance(moved, str):
+        result.unlaunched = moved
+    else:
+        result.prepares, result.launch = moved
     if result.states.saves:
         result.states.problems += covered(facts, result.states, [(p.anchor, [o for _, o in p.items]) for p in result.prepares])
     result.prepared = frozenset(ident(o) for p in result.prepares for _, o in p.items)
     return result
+
+
+def _launched(facts: Facts, prepares: list[Prepare], launch: Launch) -> tuple[list[Prepare], Launch] | str:
+    """What cells would prepare, prepared in the function that is launched; or why that can't be."""
+    homes, found = Homes(facts), [p for p in prepares if not isinstance(p.scope, ast.Module)]
+    tree = facts.source.root(launch.calls[0])
+    body = tree.body
+    for prepare in (p for p in prepares if isinstance(p.scope, ast.Module)):
+        items = []
+        for path, obj in prepare.items:
+            name = inside_name(facts, homes, launch, path, obj)
+            uses = [n for what, n in facts.machine.uses.get(obj, ()) if what in ("len", "attr:batch_size")]
+            early = sorted(i for n in uses for i in facts.places(body, n) if i not in places(facts, tree, launch))
+            kept = [o for (o, _), value in facts.machine.store.items() if isinstance(o, Obj) and _keeps(facts, o) and obj in value.objs]
+            if name is None or early or kept:
+                return f"cells make `{path}`" + (f" and count its batches (line {body[early[0]].lineno})" if early else "")
+            items.append((name, obj))
+        _join(facts, found, launch, items)
+        given = {a.arg for a in ast.walk(launch.function.args) if isinstance(a, ast.arg)}
+        launch = renamed(launch, [name for name, _ in items if name not in given])
+    return found, launch
+
+
+def _join(facts: Facts, prepares: list[Prepare], launch: Launch, items: list[tuple[str, Obj]]) -> None:
+    """Objects into the call of prepare that the launched function has, where none of them is used in front of it; else into one at its top."""
+    body = launch.function.body
+    used = [i for _, o in items for what, n in facts.machine.uses.get(o, ()) if what not in ("made", "given") for i in facts.places(body, n)]
+    for number, other in enumerate(prepares):
+        if other.scope is launch.function and max(facts.places(body, other.anchor), default=0) + other.behind <= min(used, default=len(body)):
+            prepares[number] = Prepare(other.scope, other.anchor, other.behind, (*other.items, *items))
+            return
+    prepares.append(Prepare(launch.function, launch.anchor, False, tuple(items)))
+
+
+def _keeps(facts: Facts, owner: Obj) -> bool:
+    """Whether an object is one of a class of the script, no nn.Module, that a cell makes."""
+    made = owner.kind == "instance" and owner.base is not None and owner.base.site not in facts.module_classes
+    return made and owner.site is not None and isinstance(facts.function(owner.site), ast.Module)
 
 
 def _optional(facts: Facts) -> Iterator[Diagnostic]:

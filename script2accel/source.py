@@ -139,6 +139,11 @@ class Source(Tree):
                     (level if isinstance(child, ast.If) and self.is_elif(child) else below).append(child)
             level, depth = below, depth + 1
 
+    @property
+    def notebook(self) -> bool:
+        """Whether the text stands for the cells of a notebook."""
+        return self.path.endswith(".ipynb")
+
     # places ------------------------------------------------------------------------------------------------
 
     def offset(self, line: int, column: int) -> int:

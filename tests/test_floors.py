@@ -30,6 +30,8 @@ FLOORS = {
     "evaluation": 3,
     "placing": 3,
     "states": 3,
+    "launched": 3,
+    "lost": 3,
     "rehearsal": 3,
     "birth": 3,
     "construction": 3,

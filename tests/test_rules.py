@@ -2,7 +2,7 @@
 
 An example is (before, after) or (before, after, options): `before` is a whole script that the whole tool converts;
 `after` is the full text expected, None where this rule must change nothing, or a message id such as "S2A501" where
-the rule must speak (and nothing is written, if the message is an error).
+the rule must speak (and nothing is written, if the message is an error). A rule's `PATH` is the examples' file, where its ending matters.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def messages(module: ModuleType) -> list[Message]:
 
 def check(example: Example) -> list[str]:
     """What is wrong with an example, one text each."""
-    result = convert(example.before, example.options)
+    result = convert(example.before, example.options, getattr(example.rule, "PATH", "train.py"))
     codes = {change.rule for change in result.changes}
     wrong = demands(result, example.options)
     if example.after is None:

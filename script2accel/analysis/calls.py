@@ -430,6 +430,11 @@ class Calls(Expressions):
             rank = self._made(obj, node, [], {}, frozenset())
             given = keywords.get("args", args[1] if len(args) > 1 else NOTHING)
             return join_all([self.invoke(worker, node, [rank, *self._handed(worker, self._spread(given))], {}) for worker in workers])
+        if names.LAUNCHER.match(path) and isinstance(node, ast.Call) and (workers := self._workers(keywords.get("function", first))):
+            handed = self._spread(keywords.get("args", args[1] if len(args) > 1 else NOTHING))
+            for worker in workers:
+                self.invoke(worker, node, handed, {})
+            return NOTHING  # what the function gives back is lost with its process
         if names.TRANSPARENT.match(path):
             wrapper = self._made(obj, node, args, keywords, marks)
             return Value(wrapper.objs | first.objs, marks) if first.objs else wrapper

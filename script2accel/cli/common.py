@@ -19,7 +19,7 @@ from script2accel.options import Options
 from script2accel.result import Outcome, Result
 from script2accel.workflow import record
 from script2accel.workflow.approve import verified
-from script2accel.workflow.discover import NOTEBOOK, STDIN, Found, discover
+from script2accel.workflow.discover import STDIN, Found, discover
 from script2accel.workflow.files import UNREADABLE, File, read
 from script2accel.workflow.project import Project
 from script2accel.workflow.settings import Settings
@@ -159,11 +159,7 @@ def may_train(raw: bytes) -> bool:
 
 def _convert(file: File, options: Options) -> list[tuple[File, Result]]:
     try:
-        if file.path.endswith(NOTEBOOK):
-            from script2accel.workflow.notebook import convert_notebook
-
-            found = [(file, convert_notebook(file.data, options, file.path))]
-        elif file.target:
+        if file.target:
             found = Project.around(file.target).convert(file, options)
         else:
             from script2accel.workflow.convert import convert

@@ -102,6 +102,7 @@ DISTRIBUTED_SAMPLER = re.compile(r"^torch\.utils\.data\.(distributed\.)?Distribu
 GROUP_CALL = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?(\w+)$")
 TAKES_RANK = re.compile(r"^torch\.distributed\.(distributed_c10d\.)?init_process_group$|^torch\.utils\.data\.(distributed\.)?DistributedSampler$")
 SPAWN = re.compile(r"^torch\.multiprocessing\.(spawn\.)?spawn$")
+LAUNCHER = re.compile(r"^accelerate\.(launchers\.)?notebook_launcher$")
 DISTRIBUTED = re.compile(
     r"^torch\.distributed\.(?!checkpoint\.state_dict\.)(\w+\.)*\w+$|^torch\.multiprocessing\.(spawn|Process)$|^apex\.amp\.\w+$|^torch_xla\."
 )
@@ -225,6 +226,15 @@ CUDA_QUERY = re.compile(
     r"^torch\.(cuda|backends\.mps|accelerator|xpu|mps)\.(is_available|is_built|device_count|get_device_name|get_device_properties"
     r"|get_device_capability|current_device|get_arch_list|is_bf16_supported)$"
 )
+TOUCHES = re.compile(
+    r"^(accelerate\.(\w+\.)?(Accelerator|PartialState|AcceleratorState)|transformers\.(\w+\.)*\w*TrainingArguments|torch\.cuda\.\w+)$"
+)
+"""What uses a device, or may: nothing of it may stand in front of a fork."""
+ASKS_DRIVER = re.compile(r"^torch\.cuda\.is_available$")
+"""Spoils a fork unless `NVML` is set in the environment (documented: `torch.cuda.is_available`)."""
+NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+FORK_SAFE = re.compile(r"^torch\.cuda\.(is_available|device_count|is_initialized|manual_seed|manual_seed_all|empty_cache)$")
+"""Of torch.cuda: what waits until a device is used, or asks NVML."""
 CURRENT_DEVICE = re.compile(r"^torch\.(accelerator\.current_accelerator|get_default_device)$")
 SET_DEVICE = re.compile(r"^torch\.(cuda|xpu|npu|accelerator)\.(set_device|set_device_index)$")
 SET_DEFAULT = re.compile(r"^torch\.(set_default_device|set_default_tensor_type)$")

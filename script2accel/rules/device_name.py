@@ -19,6 +19,7 @@ from script2accel.change.edits import add_before, merge, replace, wrap_expressio
 from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.launched import devices
 
 CODE, NAME = "S2A101", "device-name"
 NO_EFFECT = Message(
@@ -34,8 +35,9 @@ STRING_METHODS = frozenset(
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     done: set[ast.AST] = set()
+    launched = set(devices(facts.program, decisions.launch)) if decisions.launch is not None else set()  # these are the launch's own
     for definition in own_definitions(facts):
-        if definition in done:
+        if definition in done or definition in launched:
             continue
         whole = _choice(facts, definition)
         last = override(facts, definition)

@@ -2,22 +2,21 @@
 
 `notebook_launcher` forks, and a forked process can't use a GPU that was used in front of the fork: models on a device, an `Accelerator`, and what
 makes one (a Trainer's arguments) belong into the function that is launched.
-Left alone when only the launched function touches the device, and for questions such as `torch.cuda.is_available()`.
+Left alone when only the launched function touches the device, for questions that open none (`torch.cuda.device_count()`), and for
+`torch.cuda.is_available()` where PyTorch is told to ask NVML.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/notebook
 """
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Iterator
 
-from script2accel.analysis.devices import moves
 from script2accel.analysis.facts import View
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.launched import early, questions
 
 CODE, NAME = "S2A806", "notebook-launch"
 EARLY = Message(
@@ -32,30 +31,27 @@ COUNT = Message(
     "`notebook_launcher` is asked for {count} processes: older versions of Accelerate start one on some platforms",
     "see that `accelerator.num_processes` in the launched function says as many",
 )
-LAUNCHER = re.compile(r"^accelerate\.(launchers\.)?notebook_launcher$")
-TOUCHES = re.compile(
-    r"^(accelerate\.(\w+\.)?(Accelerator|PartialState|AcceleratorState)|transformers\.(\w+\.)*\w*TrainingArguments|torch\.cuda\.\w+)$"
+ASKED = Message(
+    "S2A144",
+    Severity.ERROR,
+    "`{text}` runs in front of `notebook_launcher` (line {launch}), and PyTorch's own way to ask for a GPU spoils the fork (documented)",
+    f'move it into the function that is launched, or set `os.environ["{names.NVML}"] = "1"` in front of it',
 )
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    launches = [call for call in facts.calls if LAUNCHER.match(facts.path(call))]
+    launches = [call for call in facts.calls if names.LAUNCHER.match(facts.path(call))]
     if not launches:
         return
     for call in launches:
         count = next((k.value for k in call.keywords if k.arg == "num_processes"), call.args[2] if len(call.args) > 2 else None)
         if count is not None:
             yield COUNT.at(call.lineno, call.col_offset + 1, count=facts.source.segment(count))
-    moved = {move.call for move in moves(facts) if not _cpu(move.device)}
-    for call in facts.calls:
-        path = facts.path(call)
-        touches = call in moved or (TOUCHES.match(path) and not names.CUDA_QUERY.match(path))
-        if touches and isinstance(facts.function(call), ast.Module) and call.lineno < launches[0].lineno:
-            yield EARLY.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call), launch=launches[0].lineno)
-
-
-def _cpu(device: ast.expr | None) -> bool:
-    return isinstance(device, ast.Constant) and device.value == "cpu"
+    for message, found in ((EARLY, early(facts.program, launches)), (ASKED, questions(facts.program, launches))):
+        for call in found:
+            source = facts.program.source.of(call)
+            path = "" if source is facts.source else source.path
+            yield message.at(call.lineno, call.col_offset + 1, path=path, text=source.segment(call), launch=launches[0].lineno)
 
 
 _SCRIPT = """\
@@ -85,6 +81,7 @@ notebook_launcher(train, (), num_processes=2)
 EXAMPLES: list[tuple[str, str | None]] = [
     (_SCRIPT.replace("{early}", "accelerator = Accelerator()\n"), "S2A816"),
     (_SCRIPT.replace("{early}", 'weights = torch.ones(8).to("cuda")\n'), "S2A816"),
-    (_SCRIPT.replace("{early}", "print(torch.cuda.is_available())\n"), "S2A826"),
-    (_SCRIPT.replace("{early}", "print(torch.cuda.is_available())\n"), None),
+    (_SCRIPT.replace("{early}", "print(torch.cuda.is_available())\n"), "S2A144"),
+    (_SCRIPT.replace("{early}", "print(torch.cuda.device_count())\n"), "S2A826"),
+    (_SCRIPT.replace("{early}", f'import os\n\nos.environ["{names.NVML}"] = "1"\nprint(torch.cuda.is_available())\n'), None),
 ]

@@ -25,6 +25,7 @@ from script2accel.decisions import Decisions, Draft, draft, rehearse
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.errors import SourceError
 from script2accel.knowledge.frameworks import FRAMEWORKS
+from script2accel.launched import Launch, beside, find
 from script2accel.options import Options
 from script2accel.result import Outcome, Result, RoleLine
 from script2accel.rules import load
@@ -53,6 +54,10 @@ IN_THE_WAY = Message(
     "`{name}` must take the accelerator, and {callers} calls it too, which can't be converted with this script",
     "convert those scripts first by hand, or give this script a copy of the function",
 )
+OF_SEVERAL_PROCESSES = frozenset(
+    ("S2A103", "S2A205", "S2A207", "S2A212", "S2A217", "S2A225", "S2A601", "S2A603", "S2A604", "S2A611", "S2A612", "S2A613", "S2A614", "S2A701")
+)
+"""Rules and messages that have nothing to say of what a single process without an accelerator does."""
 WORTH_READING = (b"torch", b"transformers", b"keras", b"fastai", b"mmengine")
 Others = Callable[[], Iterable[str]]
 MOST_ENTRIES = 8
@@ -177,7 +182,7 @@ class Road:
             return self._checked()
         if not self.facts.backwards:
             return self._no_loop()
-        plan = draft(self.facts, whole=self.options.grouped, state=self.options.checkpointing == "state")
+        plan = draft(self.facts, self.options)
         facts = Facts(rehearse(self.facts, plan)) if plan.prepares else self.facts
         decisions = self._ask_rules(facts, plan)
         return self._results(facts, decisions)
@@ -211,11 +216,27 @@ class Road:
 
     def _ask(self, view: View, decisions: Decisions) -> None:
         for rule in load():
+            items = rule.rewrite(view, decisions)
             try:
-                for item in rule.rewrite(view, decisions):
-                    self._take(view.source, item)
+                while True:
+                    known = len(decisions.needs), len(decisions.essential_needs)
+                    item = next(items, None)
+                    if item is None:
+                        break
+                    if self._in_own_process(view, decisions, item):
+                        del decisions.needs[known[0] :], decisions.essential_needs[known[1] :]
+                    else:
+                        self._take(view.source, item)
             except CannotEditError as error:
                 self._take(view.source, LAYOUT.at(getattr(error.node, "lineno", 1), why=error.why))
+
+    def _in_own_process(self, view: View, decisions: Decisions, item: Change | Diagnostic) -> bool:
+        """Whether a finding is about cells beside a launch, which run in the notebook's own process, and nothing has to be done there."""
+        launch = decisions.launch
+        if launch is None or not view.source.notebook or (item.rule if isinstance(item, Change) else item.id) not in OF_SEVERAL_PROCESSES:
+            return False
+        elsewhere = isinstance(item, Diagnostic) and item.path not in ("", view.source.path)
+        return not elsewhere and beside(view, launch, item.line)
 
     def _take(self, source: Source, item: Change | Diagnostic) -> None:
         if isinstance(item, Change):
@@ -227,7 +248,8 @@ class Road:
 
     def _checked(self) -> Travelled:
         """Files that use Accelerate are never changed: what a conversion would still change is a finding."""
-        decisions = Decisions(self.facts, Draft(), self.options)
+        launch = find(self.facts, None, None)
+        decisions = Decisions(self.facts, Draft(launch=launch if isinstance(launch, Launch) else None), self.options)
         for source in self.program.sources:
             if source.tree in self.facts.machine.imported:
                 self._ask(View(self.facts, source), decisions)
@@ -310,7 +332,7 @@ class Road:
         for source in shown:
             entry = source in self.program.entries
             text = after.get(source, source.raw) if writes else source.raw
-            told = tuple(_summary(facts, self.options, source.path)) if entry and outcome is not Outcome.REFUSED else ()
+            told = tuple(_summary(facts, self.options, source, decisions.launch)) if entry and outcome is not Outcome.REFUSED else ()
             results.append(self._result(source, outcome, text, plans.get(source) if outcome is not Outcome.REFUSED else None, told))
         return Travelled(results, self.program, decisions.changed if outcome is Outcome.CONVERTED else [])
 
@@ -361,7 +383,7 @@ def _never_ran(source: Source) -> Diagnostic | None:
     return None
 
 
-def _summary(facts: Facts, options: Options, path: str) -> Iterator[tuple[str, str]]:
+def _summary(facts: Facts, options: Options, source: Source, launch: Launch | None) -> Iterator[tuple[str, str]]:
     sizes = []
     for loop in facts.train_loops:
         for loader in loop.loaders:
@@ -370,11 +392,17 @@ def _summary(facts: Facts, options: Options, path: str) -> Iterator[tuple[str, s
                 node = next((k.value for k in call.keywords if k.arg == "batch_size"), call.args[1] if len(call.args) > 1 else None)
                 sizes.append(facts.source.segment(node) if node is not None else "the loader's batch size")
     size = sizes[0] if sizes else "the script's batch size"
+    if source.notebook and launch is None:
+        yield "global batch", f"{size}: the cells train in one process"
+        return
     if options.batch == "global":
         yield "global batch", f"{size} (split over the processes; it must be a multiple of their number), as many optimizer steps per epoch as before"
     else:
         shared = " that take different batches (dp_replicate x dp_shard)" if options.grouped else ""
         yield "global batch", f"{size} x number of processes{shared}; optimizer steps per epoch are divided by the number of processes"
     count = options.num_processes or (options.sizes.total if options.sizes.total > 1 else None)
+    if launch is not None:
+        yield "launch", f"the cell itself: `notebook_launcher` starts {launch.count} processes"
+        return
     many = f"--multi_gpu --num_processes {count} " if options.parallel and options.parallelism == "in-script" and count and count > 1 else ""
-    yield "launch", f"accelerate launch {many}{path}"
+    yield "launch", f"accelerate launch {many}{source.path}"

@@ -13,13 +13,6 @@ from script2accel.options import Options
 from script2accel.result import Outcome, Result
 from script2accel.workflow.convert import convert
 
-ONE_PROCESS = Message(
-    "S2A821",
-    Severity.WARNING,
-    "a notebook's cells train in one process, in the order in which they stand",
-    "for several processes, put everything from the accelerator to the last use of the model into one function, and call "
-    "`notebook_launcher(function, args=(), num_processes=N)` (what it returns or changes is lost with its processes)",
-)
 ACROSS = Message(
     "S2A941", Severity.ERROR, "the cells can't be converted where they stand: {why}", "put the training into one cell, and convert again"
 )
@@ -32,12 +25,25 @@ def convert_notebook(raw: bytes, options: Options, path: str) -> Result:
     try:
         book = Notebook.read(raw, path)
     except SourceError as error:
-        said = Diagnostic(error.id, Severity.ERROR, error.line, error.column, error.message, "", (), path)
-        return Result(path, Outcome.ERROR, raw, raw, diagnostics=(said,))
-    found = convert(book.joined.encode("utf-8", "surrogatepass"), options, path)
-    after, extra, outcome = raw, [], found.outcome
+        return unreadable(raw, path, error)
+    return in_cells(book, convert(script(book), options, path), raw)
+
+
+def unreadable(raw: bytes, path: str, error: SourceError) -> Result:
+    """The result of a notebook that can't be read."""
+    said = Diagnostic(error.id, Severity.ERROR, error.line, error.column, error.message, "", (), path)
+    return Result(path, Outcome.ERROR, raw, raw, diagnostics=(said,))
+
+
+def script(book: Notebook) -> bytes:
+    """The cells as the bytes of one script."""
+    return book.joined.encode("utf-8", "surrogatepass")
+
+
+def in_cells(book: Notebook, found: Result, raw: bytes) -> Result:
+    """The result of the cells' script as one of the notebook: refused where the new text can't be put back into the cells."""
+    path, after, extra, outcome = found.path, raw, [], found.outcome
     if found.changed:
-        extra = [ONE_PROCESS.at(0)]
         try:
             text = found.after.decode("utf-8")
             late = _late(text)
@@ -45,19 +51,18 @@ def convert_notebook(raw: bytes, options: Options, path: str) -> Result:
                 raise ValueError(LATE.format(name=late))
             after = book.put_back(text)
         except ValueError as error:
-            extra, outcome = [ACROSS.at(0, why=error)], Outcome.REFUSED
-    told = tuple([_told(book, d, path) for d in found.diagnostics] + extra)
+            extra, outcome = [ACROSS.at(0, path=path, why=error)], Outcome.REFUSED
+    told = tuple([_told(book, d, path) if d.path in ("", path) else d for d in found.diagnostics] + extra)
     changes = tuple(
         replace(c, line=book.place(c.line)[2], edits=(), message=f"{_where(book, c.line)}: {_renumbered(book, c.message)}") for c in found.changes
     )
     roles = tuple(replace(r, line=book.place(r.line)[2], reasons=tuple(_renumbered(book, why) for why in r.reasons)) for r in found.roles)
-    facts = tuple((label, text) for label, text in found.facts if label != "launch")
-    return Result(path, outcome, raw, after, changes if after != raw else (), told, roles, facts if after != raw else ())
+    return Result(path, outcome, raw, after, changes if after != raw else (), told, roles, found.facts if after != raw else ())
 
 
 def _told(book: Notebook, found: Diagnostic, path: str) -> Diagnostic:
     if not found.line:
-        return replace(found, path=path)
+        return replace(found, path=path, message=_renumbered(book, found.message))
     evidence = tuple(replace(e, line=book.place(e.line)[2], why=_renumbered(book, e.why)) for e in found.evidence)
     message = f"{_where(book, found.line)}: {_renumbered(book, found.message)}"
     return replace(found, line=book.place(found.line)[2], column=1, message=message, todo=_renumbered(book, found.todo), evidence=evidence, path=path)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from script2accel.errors import SourceError
+from script2accel.notebook import Notebook
 from script2accel.options import Options
-from script2accel.result import Result
-from script2accel.workflow.discover import SKIPPED, problem
+from script2accel.result import Outcome, Result
+from script2accel.workflow.discover import NOTEBOOK, SKIPPED, problem
 from script2accel.workflow.files import File, read
 
 MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
@@ -22,6 +23,7 @@ class Project:
 
     root: str
     files: dict[str, File | None] = field(default_factory=dict)
+    books: dict[str, Notebook | SourceError] = field(default_factory=dict)
 
     @classmethod
     def around(cls, target: str) -> Project:
@@ -39,11 +41,23 @@ class Project:
         return os.path.relpath(os.path.realpath(target), self.root).replace(os.sep, "/")
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file of the project, or None: outside of it, no regular file, in a folder of libraries."""
+        """The bytes of a file of the project, a notebook's cells as a script, or None: outside of it, no regular file, in a folder of libraries."""
         if name not in self.files:
             self.files[name] = self._read(name)
         file = self.files[name]
-        return file.data if file is not None else None
+        if file is None or not name.endswith(NOTEBOOK):
+            return file.data if file is not None else None
+        book = self._book(name, file)
+        return book.joined.encode("utf-8", "surrogatepass") if isinstance(book, Notebook) else None
+
+    def _book(self, name: str, file: File) -> Notebook | SourceError:
+        """A notebook of the project, read once."""
+        if name not in self.books:
+            try:
+                self.books[name] = Notebook.read(file.data, name)
+            except SourceError as error:
+                self.books[name] = error
+        return self.books[name]
 
     def _read(self, name: str) -> File | None:
         path = os.path.join(self.root, *name.split("/"))
@@ -56,12 +70,12 @@ class Project:
             return None
 
     def others(self) -> Iterator[str]:
-        """The names of the project's Python files."""
+        """The names of the project's Python files and notebooks."""
         count = 0
         for folder, folders, names in os.walk(self.root):
             folders[:] = sorted(f for f in folders if f not in SKIPPED and not f.startswith("."))
             for name in sorted(names):
-                if name.endswith(".py"):
+                if name.endswith((".py", NOTEBOOK)):
                     count += 1
                     if count > MOST_FILES:
                         return
@@ -79,14 +93,32 @@ class Project:
     def convert(self, file: File, options: Options) -> list[tuple[File, Result]]:
         """Convert a script with what it imports: every file concerned with its result, the script itself first."""
         from script2accel.workflow.convert import convert_project
+        from script2accel.workflow.notebook import unreadable
 
         entry = self.name(file.target)
         self.files[entry] = file
+        text = self.read(entry)
+        if text is None:  # a notebook that can't be read
+            book = self._book(entry, file)
+            assert isinstance(book, SourceError)
+            return [(file, unreadable(file.data, file.path, book))]
         found = []
-        for result in convert_project({entry: file.data}, options, self.read, self.others):
+        for result in self._in_cells(convert_project({entry: text}, options, self.read, self.others)):
             held = self.files.get(result.path)
             shown = file if result.path == entry else held
             if shown is not None:
                 shown = shown if shown is file else replace(shown, path=os.path.relpath(shown.target))
                 found.append((shown, self._shown(result, shown.path)))
         return sorted(found, key=lambda pair: pair[0] is not file)
+
+    def _in_cells(self, results: list[Result]) -> list[Result]:
+        """The results with those of notebooks put back into their cells; where one can't be, nothing is written."""
+        from script2accel.workflow.notebook import in_cells
+
+        found = []
+        for result in results:
+            book, file = self.books.get(result.path), self.files.get(result.path)
+            found.append(in_cells(book, result, file.data) if isinstance(book, Notebook) and file is not None else result)
+        if not any(old.changed and new.outcome is Outcome.REFUSED for old, new in zip(results, found, strict=True)):
+            return found
+        return [replace(result, outcome=Outcome.REFUSED, after=result.before, changes=(), facts=(), plan=None) for result in found]

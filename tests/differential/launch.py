@@ -112,10 +112,12 @@ def run(
     precision: str | None = None,
     group: bool = False,
     as_gpus: bool = False,
+    launches: bool = False,
 ) -> Run:
     """Writes the script (or several files, the first is started) into `scratch` and runs it, once for each argument list, in one folder.
 
     With `as_gpus`, accelerate takes CPU ranks for GPUs (`tests.cpu_shim`).
+    With `launches`, the script starts its processes itself.
     With `group`, a single process finds its (lonely) group in the environment, as under torchrun.
     """
     code, work, trace = scratch / "code", scratch / "work", scratch / "trace"
@@ -135,11 +137,13 @@ def run(
         extra |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     if as_gpus:
         extra |= {"S2A_RANKS_AS_GPUS": "1", "ACCELERATE_USE_CPU": "false"}
+    if launches:
+        extra["S2A_LAUNCHES"] = "1"
     if precision:
         extra["ACCELERATE_MIXED_PRECISION"] = precision
     status, said = 0, ""
     for argv in runs:
-        status, said = launcher.start(script, argv, work, environment(extra, gpu=gpu), processes)
+        status, said = launcher.start(script, argv, work, environment(extra, gpu=gpu), 1 if launches else processes)
         if status:
             break
     return Run(status, work, tuple(read_rank(trace, number) for number in range(processes)), said)

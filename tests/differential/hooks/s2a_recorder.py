@@ -2,7 +2,7 @@
 
 Environment: S2A_TRACE (folder for rank<N>.jsonl and rank<N>.out), S2A_BATCH_DIV (divide the batch size of the loaders that the script makes),
 S2A_FIXED_ORDER (samplers draw from a stream of their own, the same for a plain and a prepared loader), S2A_SLOW_SAVES (seconds that a save waits,
-so that a rank which reads the file too early does so every time).
+so that a rank which reads the file too early does so every time), S2A_LAUNCHES (the script forks its ranks itself: each starts a record of its own).
 
 Accelerate deals the batches of the sampler round-robin, so with the batch size halved two ranks together process what the plain script processes in
 one batch, if only the order of the samples is the same: that is what S2A_FIXED_ORDER is for.
@@ -11,9 +11,12 @@ one batch, if only the order of the samples is the same: that is what S2A_FIXED_
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import json
+import multiprocessing.util
 import os
+import socket
 import sys
 import time
 import zlib
@@ -37,13 +40,25 @@ class Recorder:
     """One process's record, line by line."""
 
     def __init__(self, folder: Path) -> None:
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.folder = folder
         self.home = os.path.realpath(os.getcwd())
-        self.file = open(folder / f"rank{self.rank}.jsonl", "a", buffering=1, encoding="utf-8")  # noqa: SIM115  (open to the end)
+        self.begin("cells" if os.environ.get("S2A_LAUNCHES") else f"rank{os.environ.get('RANK', '0')}")
         self.starts: dict[int, tuple[int, Optimizer, list[torch.Tensor]]] = {}
         self.directions: dict[tuple[int, int], torch.Tensor] = {}
         self.sharded: dict[int, int] = {}  # the last checksum of an optimizer whose parameters lie in parts: looking again takes all ranks
         self.busy = False
+
+    def begin(self, name: str) -> None:
+        """Record into files of this name from now on."""
+        self.pid, self.name = os.getpid(), name
+        self.file = open(self.folder / f"{name}.jsonl", "a", buffering=1, encoding="utf-8")  # noqa: SIM115  (open to the end)
+        redirect(self.folder / name)
+
+    def forked(self) -> None:
+        """A rank that the script has forked: it ends without the interpreter's own exit."""
+        if os.getpid() != self.pid:
+            self.begin(f"rank{os.environ['RANK']}")
+            multiprocessing.util.Finalize(self, self.end, exitpriority=1)
 
     def emit(self, event: str, **values: object) -> None:
         self.file.write(json.dumps({"event": event, **values}) + "\n")
@@ -131,7 +146,6 @@ def install() -> Recorder:
     recorder = Recorder(Path(os.environ["S2A_TRACE"]))
     if os.environ.get("S2A_RANKS_AS_GPUS"):
         ranks_as_gpus()
-    redirect(Path(os.environ["S2A_TRACE"]) / f"rank{recorder.rank}")
     register_optimizer_step_pre_hook(recorder.before_step)
     register_optimizer_step_post_hook(recorder.after_step)
     record_backward(recorder)
@@ -140,7 +154,9 @@ def install() -> Recorder:
     divide_batches(recorder, int(os.environ.get("S2A_BATCH_DIV", "1")))
     if os.environ.get("S2A_FIXED_ORDER"):
         fix_order()
-    limit_waiting()
+    limit_waiting(recorder)
+    if os.environ.get("S2A_LAUNCHES"):
+        any_port()
     atexit.register(recorder.end)
     return recorder
 
@@ -242,11 +258,21 @@ def fix_order() -> None:
     tud.WeightedRandomSampler.__iter__ = weighted_order  # type: ignore[method-assign]
 
 
-def limit_waiting() -> None:
+def any_port() -> None:
+    """`notebook_launcher` has one port for all, and tests run beside each other."""
+    launchers = importlib.import_module("accelerate.launchers")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        chosen = functools.partial(launchers.notebook_launcher, use_port=str(free.getsockname()[1]))
+    sys.modules["accelerate"].notebook_launcher = launchers.notebook_launcher = chosen  # type: ignore[attr-defined]
+
+
+def limit_waiting(recorder: Recorder) -> None:
     """A collective that only one rank reaches fails after half a minute, not after ten or thirty."""
     init = dist.init_process_group
 
     def limited(*args: Any, **kwargs: Any) -> None:
+        recorder.forked()
         longest = TIMEOUT * max(1.0, int(os.environ.get("WORLD_SIZE", "1")) / 2)  # many ranks on few cores come late
         kwargs["timeout"] = min(kwargs.get("timeout") or longest, longest)
         init(*args, **kwargs)
