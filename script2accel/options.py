@@ -27,7 +27,8 @@ class Options:
     accelerate config. `gradient_accumulation_steps`: how many batches make one optimizer step, for scripts that don't
     accumulate. `find_unused_parameters`: DDP looks for parameters that a step doesn't use, whatever the script says.
     `checkpointing`: `keep` leaves training checkpoints the files that they are, `state` makes them states of the accelerator.
-    `scale_lr`: the learning rate times the number of processes. `seed`: a number to seed with, for scripts that don't seed.
+    `scale_lr`: the learning rate times the number of processes. `reduce_train_metrics`: training numbers that are shown are those of all ranks.
+    `seed`: a number to seed with, for scripts that don't seed.
     `partial`: write what could be converted although
     some places need a person.
 
@@ -41,6 +42,7 @@ class Options:
     checkpointing: str = "keep"
     find_unused_parameters: bool = False
     scale_lr: bool = False
+    reduce_train_metrics: bool = False
     seed: int | None = None
     partial: bool = False
     parallelism: str = "in-script"
@@ -80,6 +82,7 @@ class Options:
             ("partial", bool),
             ("find_unused_parameters", bool),
             ("scale_lr", bool),
+            ("reduce_train_metrics", bool),
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):

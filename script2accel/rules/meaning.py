@@ -61,6 +61,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     layers = [c for c in facts.calls if names.BATCH_NORM.match(facts.path(c)) and not facts.path(c).endswith("SyncBatchNorm")]
     if layers:
         yield BATCH_NORM.at(layers[0].lineno, layers[0].col_offset + 1, count=len(layers))
+    if decisions.options.reduce_train_metrics:
+        return  # said by the rule that brings them together
     for node in facts.source.nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _one_ranks(facts, node.left) and whole_dataset(facts, node.right):
             yield WHOLE.at(node.lineno, node.col_offset + 1)
