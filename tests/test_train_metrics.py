@@ -276,7 +276,7 @@ def test_two_ranks_show_what_one_process_shows(bench: Bench, name: str) -> None:
 
 def test_a_last_batch_that_is_filled_up_counts_as_much_as_it_is(bench: Bench) -> None:
     """At a learning rate of 0 every batch has the same loss and every answer is right, however many samples are repeated."""
-    source = flat(ZEROS, COUNTED + "\nweighed = loss.item() * a.size(0) if i == 0 else weighed + loss.item() * a.size(0)", "n = len(loader.dataset)")
+    source = flat(ZEROS + "\nweighed = 0.0", COUNTED + "\nweighed += loss.item() * a.size(0)", "n = len(loader.dataset)")
     source = (
         source.replace("(x.sum(1) > 0).long()", "torch.zeros(85).long()")
         .replace("x = torch.randn(96, 6", "x = torch.zeros(85, 6")
