@@ -6,6 +6,7 @@ A number of batches to an optimizer step that is known later only is set in fron
 from __future__ import annotations
 
 import ast
+import re
 
 from script2accel.analysis.facts import Facts, Function
 from script2accel.analysis.origins import NotKnownError, Origins, plain
@@ -16,6 +17,7 @@ from script2accel.decisions import Decisions
 from script2accel.source import Source
 
 WIDTH = 110
+MARK = re.compile("\0(\\d+)\0")  # stands for an expression of the script (`Decisions.reads`)
 BIRTH = -10  # in front of whatever else is put before the same statement
 COUNT = -5  # in front of prepare
 
@@ -60,10 +62,10 @@ def birth_lines(facts: Facts, decisions: Decisions, source: Source, target: str)
         wanted["accelerate.utils", "DataLoaderConfiguration"] = None
     if options.find_unused_parameters:
         decisions.ddp_arguments["find_unused_parameters"] = "True"
-    if decisions.ddp_arguments.get("static_graph", "False") != "False" and not options.sharded:
+    if decisions.ddp_arguments.get("static_graph", "False") != "False" and options.wrapped:
         _synchronised_each_batch(arguments, wanted)
     handlers = list(decisions.handlers)
-    if decisions.ddp_arguments and not options.sharded:
+    if decisions.ddp_arguments and options.wrapped:
         handlers.append(f"DistributedDataParallelKwargs({', '.join(f'{k}={v}' for k, v in decisions.ddp_arguments.items())})")
         wanted["accelerate", "DistributedDataParallelKwargs"] = None
     if handlers:
@@ -89,13 +91,23 @@ def _synchronised_each_batch(arguments: dict[str, str], wanted: dict[tuple[str, 
 
 def _spread(keyword: str, text: str) -> list[str]:
     """An argument on a line of its own; a call of Accelerate's that is too long for one, with its own arguments below each other."""
-    if len(text) <= WIDTH - 16 or "\0" in text:
+    if len(text) <= WIDTH - 16:
         return [f"\t{keyword}={text},"]
-    call = ast.parse(text, mode="eval").body
+    bare = MARK.sub(r"_mark_\1_", text)
+    call = ast.parse(bare, mode="eval").body
     if not isinstance(call, ast.Call) or call.args:
         return [f"\t{keyword}={text},"]
-    inner = [f"\t\t{k.arg}={ast.get_source_segment(text, k.value)}," for k in call.keywords]
-    return [f"\t{keyword}={ast.unparse(call.func)}(", *inner, "\t),"]
+    inner = [f"\t\t{line}" for k in call.keywords for line in _below(f"{k.arg}=", k.value, bare)]
+    return [re.sub(r"_mark_(\d+)_", "\0\\1\0", line) for line in (f"\t{keyword}={ast.unparse(call.func)}(", *inner, "\t),")]
+
+
+def _below(name: str, value: ast.expr, text: str) -> list[str]:
+    """An argument's lines: a table that is too long for one has its entries below each other."""
+    whole = ast.get_source_segment(text, value) or ""
+    if not isinstance(value, ast.Dict) or len(whole) <= WIDTH - 24:
+        return [f"{name}{whole},"]
+    entries = [f"\t{ast.get_source_segment(text, k)}: {ast.get_source_segment(text, v)}," for k, v in zip(value.keys, value.values, strict=True) if k]
+    return [f"{name}{{", *entries, "},"]
 
 
 def known(facts: Facts, decisions: Decisions, source: Source, scope: Function, anchor: ast.stmt, code: str) -> tuple[str, list[tuple[Edit, ...]]]:
@@ -122,7 +134,7 @@ def known(facts: Facts, decisions: Decisions, source: Source, scope: Function, a
 def _filled(code: str, mark: str, text: str) -> str:
     """The text in the place of its mark, without parentheses where nothing stands beside it."""
     bare = text[1:-1] if text.startswith("(") and text.endswith(")") and _balanced(text[1:-1]) else text
-    for before, after in (("=", ","), ("=", ")"), (" if ", " else ")):
+    for before, after in (("=", ","), ("=", ")"), (" if ", " else "), (": ", ",")):
         code = code.replace(f"{before}{mark}{after}", f"{before}{bare}{after}")
     return code.replace(mark, text)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from script2accel.errors import UsageError
 from script2accel.parallelism import DIMENSIONS, Model, Request, Sizes
@@ -33,7 +33,8 @@ class Options:
     some places need a person.
 
     `strategy`, the sizes of the dimensions, `num_machines`, `num_processes`, `offload` and `wrap` (classes that FSDP wraps) are those of `init`;
-    None is unknown. `parallelism`: `from-config` leaves sizes and engine to the accelerate config, and puts only what they need into the script.
+    None is unknown. `gradient_clipping` is what DeepSpeed's own file says. `parallelism`: `from-config` leaves sizes and engine to the accelerate
+    config, and puts only what they need into the script.
     """
 
     batch: str = "per-device"
@@ -56,6 +57,7 @@ class Options:
     num_processes: int | None = None
     offload: str = "none"
     wrap: tuple[str, ...] = ()
+    gradient_clipping: float | None = None
 
     def __post_init__(self) -> None:
         if self.parallelism not in PARALLELISM:
@@ -70,6 +72,9 @@ class Options:
             raise UsageError("hsdp replicates and shards: dp-replicate and dp-shard are both more than 1; nearest valid: fsdp2")
         if not all(isinstance(name, str) and name.isidentifier() for name in self.wrap):
             raise UsageError(f"wrap must hold class names, not {', '.join(map(str, self.wrap))}")
+        clipping = self.gradient_clipping
+        if clipping is not None and (isinstance(clipping, bool) or not isinstance(clipping, (int, float)) or not clipping >= 0):
+            raise UsageError(f"gradient-clipping must be a number from 0 (no clipping) on, not {clipping!r}")
         if self.batch not in BATCH:
             raise UsageError(f"batch must be one of {', '.join(BATCH)}, not {self.batch!r}")
         if self.checkpointing not in CHECKPOINTING:
@@ -112,8 +117,20 @@ class Options:
 
     @property
     def divided(self) -> bool:
-        """Whether a process holds parts of the weights."""
-        return self.sharded or self.tp > 1
+        """Whether a process holds parts of the weights, or copies that an engine replaces."""
+        return self.sharded or self.tp > 1 or self.zero > 0
+
+    @property
+    def zero(self) -> int:
+        """The ZeRO stage of a DeepSpeed engine; 0 without one."""
+        if self.engine != "deepspeed":
+            return 0
+        return int(self.strategy[-1]) if self.strategy is not None else 3
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether DDP wraps the model, so that its options have an effect."""
+        return self.engine == "ddp"
 
     @property
     def grouped(self) -> bool:
@@ -133,7 +150,7 @@ class Options:
         elif self.engine == "ddp" and sizes.total == 1 and processes is not None:
             sizes = Sizes(dp_replicate=processes)
         elif self.engine == "deepspeed" and sizes.dp_shard == 1:
-            sizes = Sizes(dp_shard=max(2, processes or 2) // sizes.sp or 1, sp=sizes.sp)
+            sizes = replace(sizes, dp_shard=max(2, processes or 2) // sizes.total or 1)
         return Request(sizes, self.engine, processes or sizes.total, self.num_machines or 1, model=model)
 
     @classmethod

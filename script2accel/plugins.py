@@ -25,7 +25,7 @@ class Expression:
 
 def call(name: str, arguments: Mapping[str, object], *inner: Expression) -> Expression:
     """`name(key=value, ...)`; a value that is an Expression is written as it stands."""
-    words = [f"{key}={value.text if isinstance(value, Expression) else _literal(value)}" for key, value in arguments.items()]
+    words = [f"{key}={_literal(value)}" for key, value in arguments.items()]
     nested = [*inner, *(value for value in arguments.values() if isinstance(value, Expression))]
     names = dict.fromkeys([name, *(name for one in nested for name in one.names)])
     return Expression(f"{name}({', '.join(words)})", tuple(names))
@@ -33,6 +33,8 @@ def call(name: str, arguments: Mapping[str, object], *inner: Expression) -> Expr
 
 def _literal(value: object) -> str:
     """A value as source text, strings in double quotes."""
+    if isinstance(value, Expression):
+        return value.text
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)  # JSON's escapes are Python's
     if isinstance(value, (list, tuple)):
@@ -69,9 +71,10 @@ def fsdp_plugin(
     return call("FullyShardedDataParallelPlugin", arguments)
 
 
-def deepspeed_plugin(config: str | Mapping[str, object]) -> Expression:
-    """`DeepSpeedPlugin` from a file's name or a table; only there can `gradient_clipping` be 0.0 (the keyword drops it)."""
-    return call("DeepSpeedPlugin", {"hf_ds_config": config})
+def deepspeed_plugin(config: str | Mapping[str, object], *, whole: bool = False) -> Expression:
+    """`DeepSpeedPlugin` from a file's name or a table; only there can `gradient_clipping` be 0.0 (the keyword drops it). `whole`: ZeRO 3 divides
+    models when they are prepared, not while they are made."""
+    return call("DeepSpeedPlugin", {"hf_ds_config": config, **({"zero3_init_flag": False} if whole else {})})
 
 
 def fp8_recipe(backend: str) -> Expression:

@@ -61,12 +61,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench.close()
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a small Llama, its weights drawn here."""
+def small_llama(folder: Path) -> str:
+    """Puts a small Llama into a folder, its weights drawn here; gives the folder's name."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder = str(tmp_path_factory.mktemp("llama"))
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
@@ -78,8 +76,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
         max_position_embeddings=64,
         tie_word_embeddings=False,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    LlamaForCausalLM(config).save_pretrained(str(folder))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return small_llama(tmp_path_factory.mktemp("llama"))
 
 
 def conversion(case: Case, options: Mapping[str, Any]) -> bytes:

@@ -53,8 +53,11 @@ def test_sizes_from_the_config_stay_out_of_the_script() -> None:
         (LLAMA, {"tp": 2, "dp_replicate": 2}, "tp and cp don't go with pure data parallelism"),
         (LLAMA, {"dp_shard": 2, "num_processes": 6}, "not the number of processes 6"),
         (LLAMA, {"dp_shard": 3, "num_machines": 2}, "can't be shared evenly by 2 machines"),
-        (LLAMA, {"strategy": "zero2"}, "DeepSpeed isn't put into scripts"),
-        (LLAMA, {"cp": 2, "sp": 2}, "DeepSpeed isn't put into scripts"),
+        (LLAMA, {"strategy": "zero2", "dp_replicate": 2}, "ZeRO shards over all processes"),
+        (LLAMA, {"cp": 2, "sp": 2}, "cp and sp exclude each other"),
+        (LLAMA, {"sp": 2}, "sequence parallelism isn't put into scripts"),
+        (OWN, {"strategy": "zero2", "offload": "all"}, "parameters are offloaded by ZeRO 3 alone"),
+        (OWN.replace(b"AdamW", b"SGD"), {"strategy": "zero3", "offload": "optimizer"}, "CPU offload makes DeepSpeed's own Adam"),
         (LLAMA, {"strategy": "ddp", "dp_shard": 2, "tp": 2}, "dp_shard without FSDP2"),
     ],
 )

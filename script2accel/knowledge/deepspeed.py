@@ -29,6 +29,25 @@ REQUIRED = ("gradient_clipping", "zero_optimization")
 """`gradient_clipping` too: left out, DeepSpeed clips at 1.0 (deepspeed/runtime/constants.py)."""
 
 
+def table(stage: int, clipping: object, offload: str = "none") -> dict[str, object]:
+    """The configuration of a ZeRO stage. Batch sizes and accumulation are filled in by `Accelerator.prepare`; `gradient_clipping` always stands
+    here, since DeepSpeed clips at 1.0 where it is left out."""
+    zero: dict[str, object] = {"stage": stage}
+    if offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if offload == "all":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    return {
+        "train_batch_size": AUTO,
+        "train_micro_batch_size_per_gpu": AUTO,
+        "gradient_accumulation_steps": AUTO,
+        "gradient_clipping": clipping,
+        "zero_optimization": zero,
+    }
+
+
 def faults(config: Mapping[str, object], schema: Mapping[str, object] = SCHEMA, place: str = "") -> list[str]:
     """What is wrong with a configuration, one sentence each; empty for a valid one."""
     found = [] if place else [f"{name} is missing" for name in REQUIRED if name not in config]

@@ -2,7 +2,7 @@
 
 `torch.nn.utils.clip_grad_norm_` sees gradients that are still scaled under fp16, and shards under FSDP; `accelerator.clip_grad_norm_` unscales
 and reduces first.
-Left alone when it already goes through the accelerator.
+Left alone when it already goes through the accelerator, or a DeepSpeed engine of the script clips for itself.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#gradient-clipping
 """
 
@@ -27,7 +27,8 @@ EXTRA = Message(
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    for call in facts.calls:
+    engine = decisions.options.zero > 0 and decisions.options.parallelism == "in-script"
+    for call in facts.calls if not engine else ():
         paths = facts.any_path(call)
         norm = any(names.CLIP_NORM.match(path) for path in paths)
         if not norm and not any(names.CLIP_VALUE.match(path) for path in paths):

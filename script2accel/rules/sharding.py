@@ -1,9 +1,10 @@
-"""Refuse what needs whole weights on one process when FSDP2 shards the model.
+"""Refuse what needs whole weights on one process when FSDP2, or DeepSpeed, divides the model.
 
-Under FSDP2 each process holds a part of every weight behind prepare: a look at one sees the part, a forward pass takes all processes, and each
-shard is cut from its own process's initial weights. Saving the model's weights, clipping by their norm, counting them and loading them in front of
-prepare keep their meaning; what doesn't is refused with the line.
-Left alone when FSDP isn't asked for.
+Under FSDP2 and ZeRO 3 each process holds a part of every weight behind prepare: a look at one sees the part, a forward pass takes all processes, and
+each shard is cut from its own process's initial weights. Saving the model's weights, clipping by their norm, counting them (not under ZeRO 3, where a
+part counts nothing) and loading them in front of prepare keep their meaning; what doesn't is refused with the line. The same is refused under ZeRO 1
+and 2, whose optimizer overwrites the weights of the model with its own.
+Left alone when neither is asked for.
 Source: https://huggingface.co/docs/accelerate/usage_guides/fsdp
 """
 
@@ -49,25 +50,31 @@ UNSEEDED = Message(
 STATISTICS = Message(
     "S2A898",
     Severity.ERROR,
-    "running batch statistics are each process's own under FSDP2: evaluation and saved files would hold one process's",
-    "convert the model with `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, or convert without `--fsdp`",
+    "running batch statistics are each process's own under this strategy: evaluation and saved files would hold one process's",
+    "convert the model with `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, or convert without a strategy",
+)
+BUFFER = Message(
+    "S2A425",
+    Severity.ERROR,
+    "the buffer `{name}` is changed while the model runs: under DDP it is that of the first process, under this strategy each process has its own",
+    "convert without a strategy, or keep what it holds outside of the model",
 )
 OPTIMIZER = Message(
     "S2A258",
     Severity.ERROR,
     "`{name}` isn't known to treat each element of a weight by itself: on shards it may step otherwise",
-    "use an optimizer of `torch.optim` such as AdamW, or convert without `--fsdp`",
+    "use an optimizer of `torch.optim` such as AdamW, or convert without a strategy",
 )
 CLIPS_VALUE = Message(
     "S2A268",
     Severity.ERROR,
-    "gradients are clipped by value here, which Accelerate refuses under FSDP (measured)",
-    "clip by norm, or convert without `--fsdp`",
+    "gradients are clipped by value here, which Accelerate refuses under FSDP and DeepSpeed (measured)",
+    "clip by norm, or convert without a strategy",
 )
 NORM = Message(
     "S2A388",
     Severity.ERROR,
-    "the norm that the gradient clip gives is used: of divided gradients it is given in parts",
+    "the norm that the gradient clip gives is used: of divided gradients it is given in parts, or as a bare number",
     "leave the norm unused, and convert again",
 )
 COUNTS = frozenset({"numel", "nelement", "requires_grad", "shape", "size", "dim", "ndim"})
@@ -81,11 +88,15 @@ PLAIN = frozenset({"config", "name_or_path", "main_input_name"})
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if not decisions.options.divided or not decisions.plan.prepares:
         return
-    yield from (d for node, d in _weights(facts, decisions.options.tp > 1) if not decisions.is_state(node))
+    options = decisions.options
+    early = options.tp > 1 or (options.zero == 3 and any(m.path.startswith("transformers.") for m in facts.program.models))
+    whole = COUNTS if options.zero < 3 else COUNTS & {"requires_grad"}
+    yield from (d for node, d in _weights(facts, early, whole) if not decisions.is_state(node))
+    yield from _buffers(facts)
     yield from _optimizers(facts, decisions)
     yield from _forwards(facts)
     yield from _clips(facts)
-    if facts.train_loops:
+    if facts.train_loops and not options.zero:  # DeepSpeed sends the first process's weights to all
         yield from _beginning(facts, decisions)
     for call in facts.calls:
         path = facts.path(call)
@@ -94,11 +105,12 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             break
 
 
-def _weights(facts: View, early: bool) -> Iterator[tuple[ast.AST, Diagnostic]]:
-    """Looks at a divided model's weights, and copies of it, each with its place; `early` where it is divided in front of prepare already."""
+def _weights(facts: View, early: bool, whole: frozenset[str]) -> Iterator[tuple[ast.AST, Diagnostic]]:
+    """Looks at a divided model's weights, and copies of it, each with its place; `early` where it is divided in front of prepare already; a part
+    answers `whole` questions as the whole would."""
     for node in facts.source.nodes:
         match node:
-            case ast.Attribute(value=owner) if _model(facts, owner, early) and not facts.in_module(node) and not _harmless(facts, node):
+            case ast.Attribute(value=owner) if _model(facts, owner, early) and not facts.in_module(node) and not _harmless(facts, node, whole):
                 place, text = (node.lineno, node.col_offset + 1), facts.source.segment(node)
                 if node.attr == "state_dict" and guarded(facts, node):
                     yield node, ALONE.at(*place, text=text, why="it is saved on the main process")
@@ -113,6 +125,40 @@ def _weights(facts: View, early: bool) -> Iterator[tuple[ast.AST, Diagnostic]]:
             yield arg, WEIGHTS.at(arg.lineno, arg.col_offset + 1, text=facts.source.segment(arg))
     for name in _kept(facts):
         yield name, WEIGHTS.at(name.lineno, name.col_offset + 1, text=name.id)
+
+
+def _buffers(facts: View) -> Iterator[Diagnostic]:
+    """Buffers of the script's own modules that change while they run."""
+    for cls in facts.module_classes:
+        if facts.source.root(cls) is not facts.source.tree:
+            continue
+        nodes = list(ast.walk(cls))
+        registered = {name for n in nodes if (name := _registers(n)) is not None}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and node.attr in registered and _changes(facts, node):
+                yield BUFFER.at(node.lineno, node.col_offset + 1, name=node.attr)
+                break
+
+
+def _registers(node: ast.AST) -> object:
+    """The name of the buffer that a call registers."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=name), *_]):
+            return name
+    return None
+
+
+def _changes(facts: View, node: ast.Attribute) -> bool:
+    """Whether a place sets what an attribute holds, or changes it in place, other than in a constructor."""
+    function = facts.function(node)
+    if isinstance(function, ast.Module) or function.name == "__init__":
+        return False
+    chain: ast.AST = node
+    while isinstance(parent := facts.source.parents[chain], (ast.Attribute, ast.Subscript)) and parent.value is chain:
+        chain = parent
+    call = facts.source.parents[chain]
+    in_place = isinstance(chain, ast.Attribute) and chain.attr.endswith("_") and isinstance(call, ast.Call) and call.func is chain
+    return in_place or isinstance(getattr(chain, "ctx", None), ast.Store) or isinstance(call, ast.AugAssign)
 
 
 def _parameters_of_group(node: ast.Subscript) -> bool:
@@ -139,19 +185,19 @@ def _model(facts: View, node: ast.expr, early: bool = False) -> bool:
     return any(o.kind == "prepared" and facts.roles.of(o) in ("model", "criterion") for o in facts.machine.at.get(node, NOTHING).objs)
 
 
-def _harmless(facts: View, node: ast.Attribute) -> bool:
-    """Whether what is read of a prepared model is the same, or the whole, under FSDP2."""
+def _harmless(facts: View, node: ast.Attribute, whole: frozenset[str]) -> bool:
+    """Whether what is read of a prepared model is the same, or the whole, when it is divided."""
     call = facts.source.parents[node]
     if node.attr in PLAIN or node.attr in names.STATELESS:
         return True
     if not isinstance(call, ast.Call) or call.func is not node:
         return False
     if node.attr in ("parameters", "named_parameters"):
-        return _only_counted(facts, call) or _clipped(facts, call) or _makes_optimizer(facts, call)
+        return _only_counted(facts, call, whole) or _clipped(facts, call) or _makes_optimizer(facts, call)
     return node.attr == "state_dict" and not guarded(facts, node) and _only_saved(facts, call)
 
 
-def _only_counted(facts: View, call: ast.Call) -> bool:
+def _only_counted(facts: View, call: ast.Call, whole: frozenset[str]) -> bool:
     """Whether a comprehension over parameters asks them only for what they answer whole."""
     comprehension = facts.source.parents[call]
     if not isinstance(comprehension, ast.comprehension) or comprehension.iter is not call:
@@ -161,7 +207,7 @@ def _only_counted(facts: View, call: ast.Call) -> bool:
     for node in ast.walk(around):
         if isinstance(node, ast.Name) and node.id in bound and isinstance(node.ctx, ast.Load):
             asked = facts.source.parents[node]
-            if not isinstance(asked, ast.Attribute) or asked.attr not in COUNTS:
+            if not isinstance(asked, ast.Attribute) or asked.attr not in whole:
                 return False
     return True
 

@@ -28,11 +28,11 @@ from script2accel.plugins import Expression, fsdp_plugin, parallelism_config
 
 CODE, NAME = "S2A800", "strategy"
 REFUSED = Message("S2A808", Severity.ERROR, "{what} ({source})", "{todo}")
-ENGINE = Message(
-    "S2A818",
+SEQUENCE = Message(
+    "S2A405",
     Severity.ERROR,
-    "{strategy}: DeepSpeed isn't put into scripts by this version",
-    "convert with `--fsdp`, or without a strategy",
+    "sp={sp}: sequence parallelism isn't put into scripts by this version",
+    "convert with `--cp {sp}` (FSDP2), or without a strategy",
 )
 GATED = Message("S2A828", Severity.NOTE, "the strategy needs {versions}", "")
 NOTED = Message("S2A838", Severity.NOTE, "{text}", "")
@@ -58,15 +58,15 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if not options.parallel or not facts.train_loops:
         return
     line = facts.train_loops[0].loop.lineno
-    if options.engine == "deepspeed":
-        yield ENGINE.at(line, strategy=options.strategy or f"sp={options.sp}")
-        return
     request = options.request(_seen(facts.program))
     refused = refusals(request)
     for one in refused:
         todo = f"nearest valid: {' or '.join(map(str, one.nearest))}" if one.nearest else "no size makes this valid: convert without it"
         yield REFUSED.at(line, what=one.what, source=one.source, todo=todo)
     if refused:
+        return
+    if options.sp > 1:
+        yield SEQUENCE.at(line, sp=options.sp)
         return
     for note in notes(request):
         yield NOTED.at(line, text=note)
@@ -248,8 +248,8 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
 """,
-        "S2A818",
-        {"strategy": "zero3"},
+        "S2A808",
+        {"strategy": "zero3", "dp_replicate": 2, "num_processes": 4},
     ),
     (
         """\

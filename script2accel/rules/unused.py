@@ -40,7 +40,7 @@ OVERRULED = Message("S2A299", Severity.NOTE, "the script's own `{text}` gives wa
 IDLE = Message(
     "S2A309",
     Severity.WARNING,
-    "--find-unused-parameters has no effect: it is an option of DDP, and the strategy shards the model",
+    "--find-unused-parameters has no effect: it is an option of DDP, which the strategy does without",
     "leave it out",
 )
 
@@ -71,7 +71,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 
 def _asked(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
     """What is said of `--find-unused-parameters`."""
-    if decisions.options.sharded and facts.source in facts.program.source.entries:
+    if not decisions.options.wrapped and facts.source in facts.program.source.entries:
         yield IDLE.at(0)
     for call in facts.calls:
         for keyword in call.keywords if names.HAND_WRAPPER.match(facts.path(call)) else ():

@@ -76,6 +76,19 @@ def processes(case: Case, plain: Run, converted: Run, tolerance: Tolerance | Non
     ]
 
 
+def engine(case: Case, plain: Run, converted: Run, tolerance: Tolerance) -> list[str]:
+    """As `processes`, for an engine whose optimizer steps parts that no parameter shows: steps are compared by their learning rates, weights by the
+    losses that they give and by the files."""
+    bounds = tolerance.given(case.tolerance)
+    return list(_ran(plain, converted, len(converted.ranks))) or [
+        *_few("losses", _losses_near(plain, converted, bounds)),
+        *_few("optimizer steps", _rates_near(plain, converted, bounds)),
+        *_few("metric lines", _metrics(case, plain, converted, bounds)),
+        *_few("writers", _one_writer(converted)),
+        *_few("files", _files(case, plain, converted, bounds)),
+    ]
+
+
 def ranks_alone(plain: Run, converted: Run) -> list[str]:
     """What holds for several processes even where the training can't be compared with one: ranks equal, one writer, the same files."""
     found = list(_ran(plain, converted, len(converted.ranks))) or [*_few("ranks", _ranks_agree(converted)), *_few("writers", _one_writer(converted))]
@@ -190,6 +203,16 @@ def _steps_near(plain: Rank, converted: Rank, bounds: Tolerance) -> Iterator[str
         apart = _deviation(a, b)
         if not apart <= bounds.parameters:
             yield f"step {number}: parameters differ by {apart:.1e} of their displacement"
+
+
+def _rates_near(plain: Run, converted: Run, bounds: Tolerance) -> Iterator[str]:
+    expected = plain.ranks[0].steps
+    for number, rank in enumerate(converted.ranks):
+        if len(expected) != len(rank.steps):
+            yield f"{len(expected)} in the original, {len(rank.steps)} on rank {number}"
+        for at, (a, b) in enumerate(zip(expected, rank.steps, strict=False)):
+            if len(a.lrs) != len(b.lrs) or not all(_near(x, y, bounds.lrs) for x, y in zip(a.lrs, b.lrs, strict=False)):
+                yield f"step {at}: learning rates {a.lrs} and {b.lrs} on rank {number}"
 
 
 def _ranks_agree(run: Run) -> Iterator[str]:

@@ -73,9 +73,12 @@ class Cold:
 class Warm:
     """Forks from a process that is started once and kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, also: Mapping[str, str] | None = None) -> None:
+        """`also` are variables for the process; what S2A_WARM_ALSO names there is imported, too."""
         command = [sys.executable, str(HOOKS / "s2a_warm.py")]
-        self.server = subprocess.Popen(command, env=environment({}, gpu=False), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.server = subprocess.Popen(
+            command, env=environment(also or {}, gpu=False), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
 
     def start(self, script: Path, argv: Sequence[str], cwd: Path, env: Mapping[str, str], processes: int) -> tuple[int, str]:
         assert self.server.stdin and self.server.stdout
@@ -113,10 +116,11 @@ def run(
     group: bool = False,
     as_gpus: bool = False,
     launches: bool = False,
+    also: Mapping[str, str] | None = None,
 ) -> Run:
     """Writes the script (or several files, the first is started) into `scratch` and runs it, once for each argument list, in one folder.
 
-    With `as_gpus`, accelerate takes CPU ranks for GPUs (`tests.cpu_shim`).
+    With `as_gpus`, accelerate takes CPU ranks for GPUs (`tests.cpu_shim`). `also` are more variables.
     With `launches`, the script starts its processes itself.
     With `group`, a single process finds its (lonely) group in the environment, as under torchrun.
     """
@@ -143,7 +147,7 @@ def run(
         extra["ACCELERATE_MIXED_PRECISION"] = precision
     status, said = 0, ""
     for argv in runs:
-        status, said = launcher.start(script, argv, work, environment(extra, gpu=gpu), 1 if launches else processes)
+        status, said = launcher.start(script, argv, work, environment(extra | dict(also or {}), gpu=gpu), 1 if launches else processes)
         if status:
             break
     return Run(status, work, tuple(read_rank(trace, number) for number in range(processes)), said)

@@ -146,8 +146,11 @@ def install() -> Recorder:
     recorder = Recorder(Path(os.environ["S2A_TRACE"]))
     if os.environ.get("S2A_RANKS_AS_GPUS"):
         ranks_as_gpus()
-    register_optimizer_step_pre_hook(recorder.before_step)
-    register_optimizer_step_post_hook(recorder.after_step)
+    if os.environ.get("S2A_DEEPSPEED"):
+        record_engine(recorder)
+    else:
+        register_optimizer_step_pre_hook(recorder.before_step)
+        register_optimizer_step_post_hook(recorder.after_step)
     record_backward(recorder)
     record_saves(recorder)
     sys.addaudithook(recorder.audit)
@@ -162,9 +165,9 @@ def install() -> Recorder:
 
 
 def ranks_as_gpus() -> None:
-    """Parallelism that accelerate keeps for GPUs runs on gloo ranks, context-parallel attention too."""
+    """Parallelism that accelerate keeps for GPUs runs on gloo ranks, context-parallel attention or a DeepSpeed engine too."""
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    for shim in ("cpu_shim", "cpu_attention"):
+    for shim in ("cpu_shim", *(["deepspeed_cpu"] if os.environ.get("S2A_DEEPSPEED") else ["cpu_attention"])):
         importlib.import_module(shim).install()
 
 
@@ -194,6 +197,19 @@ def record_backward(recorder: Recorder) -> None:
         return result
 
     torch.amp.GradScaler.scale = remembered  # type: ignore[method-assign]
+
+
+def record_engine(recorder: Recorder) -> None:
+    """Steps of a DeepSpeed engine: its optimizer steps flat parts of this rank's own, one group after the other, so that only rates are compared."""
+    engine = importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine
+    step = engine.step
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
+        step(self, *args, **kwargs)
+        rates = [float(group.get("lr", 0.0)) for group in self.optimizer.param_groups]
+        recorder.emit("step", optimizer=0, lrs=rates, crc=0, moved=[], marks=[])
+
+    engine.step = recorded
 
 
 def record_saves(recorder: Recorder) -> None:
