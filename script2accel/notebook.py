@@ -23,11 +23,16 @@ _MARK = re.compile(rf"^{MARK}(\d+)\n\n", re.MULTILINE)
 _STAND_IN = re.compile(r"(?:pass|get_ipython\(\))  # script2accel magic (\d+)$", re.MULTILINE)
 _BLANK = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r"[-+.\w]+")
-_SHELL = re.compile(r"^\s*(?:!|%(?!%)|\?)|^\s*[\w.%*]+\?{1,2}\s*$|^\s*\w+\s*=\s*!")
-_TAKES_OUTPUT = re.compile(r"^\s*\w+\s*=\s*(?=!)")
-_RUNS_CODE = re.compile(r"^\s*%(?:(?:time|timeit|prun|run|macro|rerun|recall|load|edit|debug)\b|\w.*\w\()")
+_SHELL = re.compile(r"^\s*(?:!|%(?!%)|\?)|^\s*[\w.%*]+\?{1,2}\s*$|^\s*\w+\s*=\s*[!%]")
+_TAKES_OUTPUT = re.compile(r"^\s*\w+\s*=\s*(?=[!%])")
+_RUNS_CODE = re.compile(r"^\s*(?:\w+\s*=\s*)?%(?:(?:time|timeit|prun|run|macro|rerun|recall|load|edit|debug)\b|\w.*\w\()")
 _NO_PYTHON = re.compile(r"^%%(?:!|(?:bash|sh|script|cmd|system|sx|perl|ruby|html|HTML|javascript|js|latex|markdown|svg|SVG|writefile|file)\b)")
 _BODY_IS_PYTHON = re.compile(r"^%%(?:time|capture)\b")
+_WRITES = re.compile(r"^%%(?:writefile|file)\s+(?:-a\s+)?(\S+)")
+_LETTER = re.compile(r"\\u[0-9a-fA-F]{4}|\\.|[^\\]", re.DOTALL)
+
+
+_HOLDERS = {3: "worksheets", 4: "cells"}
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,10 @@ class Notebook:
             tree = _value(text, _BLANK.match(text).end())  # type: ignore[union-attr]
         except (ValueError, RecursionError) as error:
             raise SourceError(f"not a notebook: its JSON can't be read ({error})", path=path, id=UNREADABLE) from None
-        if not isinstance(top, dict) or not isinstance(top.get("cells"), list) or top.get("nbformat") != 4:
-            raise SourceError("not a notebook of nbformat 4: `jupyter nbconvert --to notebook` brings older ones up to it", path=path, id=UNREADABLE)
+        if not isinstance(top, dict) or top.get("nbformat") not in (3, 4) or not isinstance(top.get(_HOLDERS[top["nbformat"]]), list):
+            raise SourceError(
+                "not a notebook of nbformat 3 or 4: `jupyter nbconvert --to notebook` brings older ones up to it", path=path, id=UNREADABLE
+            )
         language = tree.get("metadata", "kernelspec", "language") or tree.get("metadata", "language_info", "name") or "python"
         if language != "python":
             raise SourceError(f"the notebook's kernel runs {language}, not Python", path=path, id=UNREADABLE)
@@ -123,7 +130,8 @@ class Notebook:
         line, parts = 1, []
         for cell in self.cells:
             cell.first = line + 2
-            parts.append(f"{MARK}{cell.number}\n\n{cell.python}\n")
+            ending = "\r\n" if "\r\n" in "".join(cell.lines) else "\n"
+            parts.append(f"{MARK}{cell.number}\n\n{cell.python}{ending}")
             line += parts[-1].count("\n")
         self.joined = "".join(parts)
 
@@ -134,6 +142,13 @@ class Notebook:
         held = cell.source.held.get(min(inner, len(cell.source.held) - 1), cell.source)
         return cell.number, inner + 1, self.text.count("\n", 0, held.start) + 1
 
+    def written_files(self) -> Iterator[tuple[int, str]]:
+        """The files that cells write (`%%writefile`): the number of the cell, and the name as it stands there."""
+        for cell in self.cells:
+            match = _WRITES.match("".join(cell.lines))
+            if match is not None:
+                yield cell.number, match[1]
+
     def put_back(self, joined: str) -> bytes:
         """The notebook's bytes with the cells of a new joined text. Raises ValueError where its marks don't stand as they did."""
         pieces = _MARK.split(joined)
@@ -143,7 +158,8 @@ class Notebook:
             raise ValueError("the change takes in a line of IPython's")
         out, at = [], 0
         for cell, text in zip(self.cells, pieces[2::2], strict=True):
-            new = _STAND_IN.sub(lambda match: self.magics[int(match[1])], text.removesuffix("\n"))
+            ending = "\r\n" if text.endswith("\r\n") and not cell.python.endswith("\r") else "\n"
+            new = _STAND_IN.sub(lambda match: self.magics[int(match[1])], text.removesuffix(ending))
             if new != "".join(cell.lines):
                 out += [self.text[at : cell.source.start], self._written(cell, new)]
                 at = cell.source.end
@@ -152,13 +168,13 @@ class Notebook:
     def _written(self, cell: Cell, new: str) -> str:
         """A changed source in the form of the old one; lines that stay keep their text."""
         old = self.text[cell.source.start : cell.source.end]
+        lines = _lines(new)
         if not cell.source.held:
-            return self._quoted(new, old)
+            kept = _spelled(old)
+            return '"' + "".join(w or self._quoted(line, old)[1:-1] for line, w in _taken_over(_lines("".join(cell.lines)), kept, lines)) + '"'
         items = [cell.source.held[i] for i in range(len(cell.source.held))]
-        lines = [line for line in re.split(r"(?<=\n)", new) if line]
-        written: list[str] = []
-        for kind, low, high, first, last in difflib.SequenceMatcher(None, cell.lines, lines, autojunk=False).get_opcodes():
-            written += [self.text[v.start : v.end] for v in items[low:high]] if kind == "equal" else [self._quoted(w, old) for w in lines[first:last]]
+        kept = [self.text[v.start : v.end] for v in items]
+        written = [w or self._quoted(line, old) for line, w in _taken_over(cell.lines, kept, lines)]
         lead = self.text[cell.source.start + 1 : items[0].start]
         between = self.text[items[0].end : items[1].start] if len(items) > 1 else "," + (lead or " ")
         return "[" + lead + between.join(written) + (self.text[items[-1].end : cell.source.end - 1] if written else "") + "]"
@@ -167,15 +183,46 @@ class Notebook:
         return json.dumps(text, ensure_ascii=old.isascii() and "\\u" in old)
 
 
+def _lines(text: str) -> list[str]:
+    return [line for line in re.split(r"(?<=\n)", text) if line]
+
+
+def _taken_over(old: list[str], spelled: list[str], new: list[str]) -> Iterator[tuple[str, str]]:
+    """The new lines, each with the spelling that it had in the JSON, or '' where it is new."""
+    for kind, low, high, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        yield from zip(old[low:high], spelled[low:high], strict=True) if kind == "equal" else ((line, "") for line in new[first:last])
+
+
+def _spelled(quoted: str) -> list[str]:
+    """The lines of a JSON string as they are spelled in it."""
+    found = [""]
+    for letter in _LETTER.findall(quoted[1:-1]):
+        found[-1] += letter
+        if letter in ("\\n", "\\u000a", "\\u000A"):
+            found.append("")
+    return found if found[-1] else found[:-1]
+
+
+def _every_cell(tree: Value) -> Iterator[Value]:
+    """The cells: of a notebook of nbformat 4, or of all sheets of one of nbformat 3."""
+    if tree.get("nbformat") == 3:
+        for sheet in tree.held["worksheets"].held.values():
+            yield from sheet.held["cells"].held.values() if "cells" in sheet.held else ()
+    else:
+        yield from tree.held["cells"].held.values()
+
+
 def _cells(tree: Value, path: str) -> Iterator[Cell]:
-    for index, cell in tree.held["cells"].held.items():
+    for index, cell in enumerate(_every_cell(tree)):
         if cell.get("cell_type") == "code":
-            source = cell.held.get("source")
+            if cell.get("language") not in (None, "python"):
+                raise SourceError(f"cell {index + 1} is in {cell.get('language')}, not Python", path=path, id=UNREADABLE)
+            source = cell.held.get("input" if tree.get("nbformat") == 3 else "source")
             values = [source.value] if source and isinstance(source.value, str) else [v.value for v in source.held.values()] if source else [None]
             if not all(isinstance(v, str) for v in values):
-                raise SourceError(f"not a notebook: cell {int(index) + 1} has no source", path=path, id=UNREADABLE)
+                raise SourceError(f"not a notebook: cell {index + 1} has no source", path=path, id=UNREADABLE)
             assert source is not None
-            yield Cell(int(index) + 1, source, [str(v) for v in values])
+            yield Cell(index + 1, source, [str(v) for v in values])
 
 
 def _parses(text: str) -> bool:

@@ -112,6 +112,51 @@ def test_bytes_of_odd_notebooks_stay() -> None:
     assert changed == raw.replace(b'\\n" ,\n', b'\\n" ,\n"y = 1\\n" ,\n')
 
 
+@pytest.mark.parametrize("lines", [True, False])
+def test_spelling_of_lines_that_stay_is_kept(lines: bool) -> None:
+    odd = rb"x = \u0022\u00e9\u003c\/\ud83d\ude00\u0022\u000a"
+    raw = book([SETUP, PARTS, LOOP], lines=lines)
+    raw = raw.replace(b'"%matplotlib', b'"' + odd + (b'", "' if lines else b"") + b"%matplotlib")
+    result = convert_notebook(raw, Options(), "train.ipynb")
+    assert result.outcome is Outcome.CONVERTED and odd in result.after and b"import Accelerator" in result.after
+
+
+def test_line_endings_of_json_and_of_sources_are_kept() -> None:
+    sources = [source.replace("\n", "\r\n") for source in (SETUP, PARTS, LOOP.replace("%%time\n", ""))]
+    raw = book(sources, lines=False, indent=1).replace(b"\n", b"\r\n").rstrip()
+    result = convert_notebook(raw, Options(), "train.ipynb")
+    assert result.outcome is Outcome.CONVERTED, result.diagnostics
+    assert result.after.count(b"\n") == result.after.count(b"\r\n") == raw.count(b"\n") and result.after.endswith(b"}")
+    new = ["".join(cell["source"]) for cell in json.loads(result.after)["cells"]]
+    assert "from accelerate import Accelerator\r\n" in new[1] and "\n" not in new[2].replace("\r\n", "")
+
+
+def test_nbformat_3_is_read_and_written() -> None:
+    cells = [{"cell_type": "code", "language": "python", "metadata": {}, "outputs": [], "collapsed": False, "input": s} for s in MODULE]
+    raw = json.dumps(
+        {"nbformat": 3, "nbformat_minor": 0, "metadata": {"name": "x"}, "worksheets": [{"cells": cells[:2]}, {"cells": cells[2:]}]}
+    ).encode()
+    result = convert_notebook(raw, Options(), "train.ipynb")
+    assert result.outcome is Outcome.CONVERTED, result.diagnostics
+    sheets = json.loads(result.after)["worksheets"]
+    assert "prepare(" in sheets[0]["cells"][1]["input"] and "accelerator.backward" in sheets[1]["cells"][1]["input"]
+
+
+def test_a_module_that_a_cell_writes_is_not_converted_behind_its_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = LOOP.replace("%%time\n", "").replace("losses = []\n", "").replace("\n", "\n    ")
+    module = f"from torch import nn\n\n\ndef run(model, loader, optimizer, device, losses):\n    {engine}\n"
+    call_it = "losses = []\nfrom engine import run\nrun(model, loader, optimizer, device, losses)"
+    Path("engine.py").write_text(module)
+    Path("plain.ipynb").write_bytes(book([SETUP, PARTS, call_it]))
+    Path("writes.ipynb").write_bytes(book([SETUP, "%%writefile engine.py\n" + module, PARTS, call_it]))
+    assert call("convert", "--check", "plain.ipynb").exit_code == 1
+    refused = call("convert", "--write", "writes.ipynb")
+    assert refused.exit_code == 1 and "S2A954" in refused.output and Path("engine.py").read_text() == module
+    both = call("convert", "--write", "plain.ipynb")  # the other notebook calls the function too, and can't be converted with it
+    assert both.exit_code == 1 and Path("engine.py").read_text() == module
+
+
 def test_a_change_over_several_cells_is_not_put_back() -> None:
     read = Notebook.read(book(["if 1:\n    x = 1", "y = 2"]), "x.ipynb")
     for new in (read.joined.replace("# %%", "    # %%"), read.joined + read.joined, read.joined.replace("# %% script2accel cell 3\n\n", "")):

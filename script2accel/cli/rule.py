@@ -22,7 +22,7 @@ OTHERS = {
     "S2A005": "The file is Python 2.",
     "S2A006": "The file uses syntax newer than the Python that runs this tool.",
     "S2A007": "The file was not written: it has hard links, is read-only, changed since it was read, or its folder can't be written to.",
-    "S2A021": "The notebook can't be read: broken JSON, another format than nbformat 4, another language than Python, or no code in it.",
+    "S2A021": "The notebook can't be read: broken JSON, another format than nbformat 3 and 4, another language than Python, or no code in it.",
     BUG.id: f"A bug of this tool: {BUG.todo}.",
 }
 

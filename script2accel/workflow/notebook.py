@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
+from collections.abc import Collection
 from dataclasses import replace
 
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -15,6 +17,12 @@ from script2accel.workflow.convert import convert
 
 ACROSS = Message(
     "S2A941", Severity.ERROR, "the cells can't be converted where they stand: {why}", "put the training into one cell, and convert again"
+)
+WRITTEN = Message(
+    "S2A954",
+    Severity.ERROR,
+    "cell {cell} writes `{name}` (`%%writefile`), a module that is converted: run again, it would put the old one back",
+    "import the module from a file that no cell writes, and convert again",
 )
 LATE = "`{name}` would be used before the cell that imports it"
 _LINES = re.compile(r"\blines? \d+(?:(?:, | and )\d+)*")
@@ -40,8 +48,9 @@ def script(book: Notebook) -> bytes:
     return book.joined.encode("utf-8", "surrogatepass")
 
 
-def in_cells(book: Notebook, found: Result, raw: bytes) -> Result:
-    """The result of the cells' script as one of the notebook: refused where the new text can't be put back into the cells."""
+def in_cells(book: Notebook, found: Result, raw: bytes, changed: Collection[str] = ()) -> Result:
+    """The result of the cells' script as one of the notebook: refused where the new text can't be put back into the cells, or where one of them
+    writes a module that is `changed` with it."""
     path, after, extra, outcome = found.path, raw, [], found.outcome
     if found.changed:
         try:
@@ -52,6 +61,9 @@ def in_cells(book: Notebook, found: Result, raw: bytes) -> Result:
             after = book.put_back(text)
         except ValueError as error:
             extra, outcome = [ACROSS.at(0, path=path, why=error)], Outcome.REFUSED
+    for number, name in book.written_files() if outcome is Outcome.CONVERTED else ():
+        if posixpath.normpath(posixpath.join(posixpath.dirname(path), name)) in changed:
+            extra, outcome, after = [*extra, WRITTEN.at(0, path=path, cell=number, name=name)], Outcome.REFUSED, raw
     told = tuple([_told(book, d, path) if d.path in ("", path) else d for d in found.diagnostics] + extra)
     changes = tuple(
         replace(c, line=book.place(c.line)[2], edits=(), message=f"{_where(book, c.line)}: {_renumbered(book, c.message)}") for c in found.changes

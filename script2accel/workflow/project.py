@@ -116,9 +116,10 @@ class Project:
         from script2accel.workflow.notebook import in_cells
 
         found = []
+        changed = {result.path for result in results if result.changed}
         for result in results:
             book, file = self.books.get(result.path), self.files.get(result.path)
-            found.append(in_cells(book, result, file.data) if isinstance(book, Notebook) and file is not None else result)
+            found.append(in_cells(book, result, file.data, changed) if isinstance(book, Notebook) and file is not None else result)
         if not any(old.changed and new.outcome is Outcome.REFUSED for old, new in zip(results, found, strict=True)):
             return found
         return [replace(result, outcome=Outcome.REFUSED, after=result.before, changes=(), facts=(), plan=None) for result in found]
