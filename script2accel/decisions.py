@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from functools import cached_property
 
+from script2accel.analysis import tracking
 from script2accel.analysis.devices import Move, copied_before, definitions_cached, from_prepared_loader, leaves_device, runs_before
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING, Obj
@@ -54,6 +56,11 @@ class Decisions:
                 found.add(scope)
         launched = {self.facts.source.root(call) for call in self.launch.calls} if self.launch is not None else set()
         return {tree for tree in found - launched if self.facts.source.is_entry(tree)}
+
+    @cached_property
+    def tracked(self) -> tracking.Found:
+        """What becomes Accelerate's tracker, where that is asked for."""
+        return tracking.find(self.facts) if self.options.trackers and self.plan.prepares else tracking.Found()
 
     def is_gone(self, node: ast.AST) -> bool:
         """Whether a node stands in a statement that some rule takes out whole."""

@@ -28,7 +28,7 @@ class Options:
     accumulate. `find_unused_parameters`: DDP looks for parameters that a step doesn't use, whatever the script says.
     `checkpointing`: `keep` leaves training checkpoints the files that they are, `state` makes them states of the accelerator.
     `scale_lr`: the learning rate times the number of processes. `reduce_train_metrics`: training numbers that are shown are those of all ranks.
-    `seed`: a number to seed with, for scripts that don't seed.
+    `trackers`: the script's experiment tracker becomes Accelerate's. `seed`: a number to seed with, for scripts that don't seed.
     `partial`: write what could be converted although
     some places need a person.
 
@@ -44,6 +44,7 @@ class Options:
     find_unused_parameters: bool = False
     scale_lr: bool = False
     reduce_train_metrics: bool = False
+    trackers: bool = False
     seed: int | None = None
     partial: bool = False
     parallelism: str = "in-script"
@@ -88,6 +89,7 @@ class Options:
             ("find_unused_parameters", bool),
             ("scale_lr", bool),
             ("reduce_train_metrics", bool),
+            ("trackers", bool),
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):

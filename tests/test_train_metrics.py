@@ -203,6 +203,9 @@ SHOWN = {
     "torch sum": flat("hits = 0", "_, p = torch.max(out.data, 1)\nhits += torch.sum(p == b.data)", "print(f'{hits.double() / len(data):.5f}')"),
     "seen": flat("", "print('[{}/{}] {:.6f}'.format(i * len(a), len(loader.dataset), loss.item()))", ""),
     "meters": METER,
+    "weighted classes": flat("", "print(f'{loss.item():.6f}')", "").replace(
+        "nn.CrossEntropyLoss()", "nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))"
+    ),
     "two reports, one number": flat(
         "running = 0.0", "running += loss.item()", "print(running / len(loader))\nprint(f'again {running / len(loader):.5f}')"
     ),
@@ -231,7 +234,7 @@ LEFT = {
     "means and sums": flat("s = 0.0", "s += loss.item() + a.size(0)", "print(s)"),
     "a product over the batch": flat("", "print((out @ out.t()).mean().item())", ""),
     "a mean over samples first": flat("", "print((out.mean(0) ** 2).mean().item())", ""),
-    "a weighted mean": flat("w = torch.ones(2)", "print(F.cross_entropy(out, b, weight=w).item())", ""),
+    "a weighted mean": flat("", "with torch.no_grad():\n    print(F.cross_entropy(out, b, weight=torch.tensor([1.0, 3.0])).item())", ""),
     "in an exception": flat("", "try:\n    pass\nexcept ValueError:\n    print(loss.item())", ""),
     "under a test of its own": flat("", "if loss.item() > 0.6:\n    print(loss.item())", ""),
     "in a comprehension": flat("ls = []", "ls.append(loss.item())", "print([round(l, 3) for l in ls])"),
@@ -240,6 +243,12 @@ LEFT = {
         "hits = 0", "hits += (out.argmax(1) == b).sum().item()", "if hits > 90:\n    torch.save(model.state_dict(), 'm.pt')\nprint(hits)"
     ),
     "part of an epoch of the dataset": flat("hits = 0", "hits += (out.argmax(1) == b).sum().item()\nprint(hits / len(data))", ""),
+    "changed in place": flat("t = torch.zeros(1)", "t.add_(loss.detach())", "print(t.item())"),
+    "set by parts": flat("t = np.zeros(2)", "t[0] += loss.item()", "print(t[0])"),
+    "one of the samples": flat("", "print(out[0].sum().item())", ""),
+    "a queue": flat("q = collections.deque(maxlen=3)", "q.append(loss.item())", "print(sum(q) / 3)").replace(
+        "import math", "import collections\nimport math"
+    ),
     "a collation": flat("", "print(a.size(0) * 2, loss.item())", "").replace(
         "shuffle=True", "shuffle=True, collate_fn=torch.utils.data.default_collate"
     ),
@@ -290,6 +299,16 @@ def test_a_last_batch_that_is_filled_up_counts_as_much_as_it_is(bench: Bench) ->
     two = launch.run(bench.warm, result.after, [("8",)], bench.folder("uneven-two"), processes=2)
     assert not plain.code and not two.code, two.complaint()
     assert "0.69315 100.000 1.0000 0.69315" in plain.ranks[0].out and plain.ranks[0].out == two.ranks[0].out
+
+
+@pytest.mark.parametrize("name", ["counts", "steps from sizes", "counted by the batch size", "over the dataset"])
+def test_ranks_that_share_a_batch(bench: Bench, name: str) -> None:
+    case = replace(named("digits_argparse"), argv=(), argv_two=None, files=(), metric=r".+")
+    result = convert(SHOWN[name], Options(reduce_train_metrics=True, batch="global"), "train.py")
+    assert result.outcome is Outcome.CONVERTED and not [d.message for d in result.diagnostics if d.id == "S2A733"]
+    fixed = launch.run(bench.warm, SHOWN[name].encode(), [("16",)], bench.folder("fixed"), fixed_order=True)
+    two = launch.run(bench.warm, result.after, [("16",)], bench.folder("two"), processes=2, fixed_order=True)
+    assert not (found := compare.processes(case, fixed, two)), "\n".join(found)
 
 
 @pytest.mark.parametrize("name", LEFT)

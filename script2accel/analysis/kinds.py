@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from script2accel.analysis.agreed import agreed_objects
+from script2accel.analysis.averages import ignores
 from script2accel.analysis.evenly import uneven
 from script2accel.analysis.facts import Facts
 from script2accel.analysis.values import NOTHING, Obj, Value
@@ -62,6 +63,7 @@ class Kind:
 ZERO = Kind("zero")
 SAME = Kind()
 SAMPLES = Kind("samples", varies=True, tensor=True)
+MEAN = Kind(varies=True, tensor=True)
 SIZE = Kind(degree=1, sized=True)
 
 
@@ -108,10 +110,14 @@ def _of_each_sample(*kinds: Kind) -> Kind:
 
 
 class Kinds:
-    """The kinds of all numbers of a program. `split`: the batch size that the script writes is the joint batch's already."""
+    """The kinds of all numbers of a program.
 
-    def __init__(self, facts: Facts, *, split: bool) -> None:
-        self.facts, self.split = facts, split
+    `split`: the batch size that the script writes is the joint batch's already. `evened`: means over what counts in each rank's batch that the
+    conversion weights, so that the mean of the ranks' is that of the joint batch.
+    """
+
+    def __init__(self, facts: Facts, *, split: bool, evened: frozenset[ast.expr] = frozenset()) -> None:
+        self.facts, self.split, self.evened = facts, split, evened
         self.known: dict[Obj, Kind] = {}
         self.guess: dict[Obj, Kind] = {}
         self.visited: set[Obj] = set()
@@ -229,7 +235,19 @@ class Kinds:
     def _uneven(self, site: ast.AST) -> str:
         """Why an operation isn't made equally often on every rank, or of numbers that were set equally often."""
         parts = [n for n in ast.iter_child_nodes(site) if isinstance(n, ast.expr)]
-        return uneven(self.facts, site) or next((why for part in parts if (why := self.set_apart(part))), "")
+        return uneven(self.facts, site) or next((why for part in parts if (why := self.set_apart(part))), "") or self.unweighted(site)
+
+    def unweighted(self, node: ast.AST) -> str:
+        """Why the loss that a model gives, read here, is no mean over the joint batch, or ''."""
+        for inner in ast.walk(node) if ignores(self.facts) else ():
+            if (
+                isinstance(inner, ast.Attribute)
+                and inner.attr == "loss"
+                and inner not in self.evened
+                and self.facts.roles.of_node(inner.value) == "output"
+            ):
+                return "it is a mean over the labels that count in each rank's batch, read before it is weighted"
+        return ""
 
     def set_apart(self, node: ast.expr) -> str:
         """Why a name may hold what one rank has set and another hasn't, or ''."""
@@ -283,7 +301,7 @@ class Kinds:
         if callee.kind == "external":
             return self._of_library(obj, str(callee.name))
         if self.facts.roles.of(callee) == "criterion":
-            return self._of_criterion(callee.inner)
+            return MEAN if obj.site in self.evened else self._of_criterion(callee.inner)
         if callee.kind == "attr" and callee.base is not None:
             return self._of_method(obj, callee.base, str(callee.name))
         if self.facts.roles.of(callee) == "model":
@@ -293,7 +311,7 @@ class Kinds:
     def _of_library(self, obj: Obj, path: str) -> Kind:
         first = obj.arguments[0] if obj.arguments else NOTHING
         if names.LOSS_FUNCTION.match(path):
-            return _reduced(obj.keywords)
+            return MEAN if obj.site in self.evened else _reduced(obj.keywords)
         if names.CLOCK.match(path):
             return SAME
         if path == "len":
@@ -302,10 +320,10 @@ class Kinds:
             return replace(self.of_value(first), tensor=False)
         if path == "int" and (kind := self.of_value(first)).counts:
             return replace(kind, tensor=False)
-        if path in MAKES_ZERO:
-            return replace(ZERO, tensor=True)
-        if path in MAKES_TENSOR:
-            return replace(self.of_value(first), tensor=True)
+        if path in MAKES_ZERO or path in MAKES_TENSOR:
+            if self._changed(obj):
+                return lost("it is changed in place", SIZE)
+            return replace(ZERO if path in MAKES_ZERO else self.of_value(first), tensor=True)
         if path in SUMS or path in MEANS:
             return self._of_elements(first)
         if path.startswith(("torch.", "numpy.")):
@@ -318,6 +336,11 @@ class Kinds:
         if names.RANDOM_FACTORY.match(path):
             return lost("it is drawn")
         return self._alike([self.of_value(v) for v in (*obj.arguments, *obj.keywords.values())])
+
+    def _changed(self, obj: Obj) -> bool:
+        """Whether parts of a tensor are set, or a method that ends in `_` changes it."""
+        machine = self.facts.machine
+        return (obj, "*") in machine.store or any(what.startswith(".") and what.endswith("_") for what, _ in machine.uses.get(obj, ()))
 
     def _of_method(self, obj: Obj, receiver: Obj, name: str) -> Kind:
         if name == "size" and len(obj.arguments) == 1:
@@ -432,7 +455,7 @@ class Kinds:
             return SAME
         role = self.facts.roles.of(base)
         if obj.name == "loss" and role == "output":
-            return Kind("number", True, 0, True)
+            return MEAN
         if obj.name == "batch_size" and role == "loader":
             return SAME if base.kind == "prepared" or self.split else SIZE
         if role in ("output", "batch"):
@@ -460,6 +483,8 @@ class Kinds:
             return SAMPLES
         kind = self._look(base)
         if kind.form == "samples":
+            if isinstance(obj.name, int) and role == "output" and self.facts.machine.used(base, "subscript"):
+                return lost("it may be one of the samples", kind)
             several = base.kind == "made" and base.base is not None and str(base.base.name).rsplit(".", 1)[-1] in ("max", "min")
             return SAMPLES if several or role == "output" else lost("it takes out some of the samples", kind)
         return SAME if kind.same else lost("", kind)

@@ -175,7 +175,7 @@ class _Finder:
             if self._holds(node):
                 missed.append((node, "it holds numbers of this rank's own"))
             return None
-        if why := next((why for n in ast.walk(node) if isinstance(n, ast.expr) and (why := self.kinds.set_apart(n))), ""):
+        if why := next((why for n in ast.walk(node) if isinstance(n, ast.expr) and (why := self.kinds.set_apart(n))), self.kinds.unweighted(node)):
             missed.append((node, why))
         elif kind.degree not in (0, 1):
             missed.append((node, "it grows in another way than a mean or a sum does"))
@@ -235,5 +235,5 @@ def _holders(facts: Facts) -> frozenset[object]:
     return frozenset(
         owner
         for (owner, _), value in facts.machine.store.items()
-        if not isinstance(owner, ast.AST) and getattr(owner, "kind", "") in ("instance", "list", "dict", "tuple") and value.marks & loops
+        if not isinstance(owner, ast.AST) and getattr(owner, "kind", "") in ("instance", "list", "dict", "tuple", "made") and value.marks & loops
     )

@@ -196,6 +196,7 @@ def _lost_essential(whole: Result, part: Result) -> bool:
 @click.option("--find-unused-parameters", is_flag=True, default=None, help="Let DDP look for parameters that a step doesn't use.")
 @click.option("--scale-lr", is_flag=True, default=None, help="Multiply the learning rate by the number of processes.")
 @click.option("--reduce-train-metrics", is_flag=True, default=None, help="Show training numbers of all processes, not of the main one alone.")
+@click.option("--trackers", is_flag=True, default=None, help="Log through Accelerate's trackers instead of the script's own.")
 @click.option("--seed", type=int, help="Seed a script that doesn't.")
 @click.option("--partial", is_flag=True, default=None, help="Also write what could be converted where some places need a person.")
 @strategy_flags

@@ -76,11 +76,11 @@ FUNCTION_BASE = re.compile(r"^torch\.autograd\.(function\.)?Function$")
 SCALER = re.compile(r"^torch\.(cuda\.)?amp\.(grad_scaler\.)?GradScaler$")
 AUTOCAST = re.compile(r"^torch\.((cuda\.|cpu\.)?amp\.)?(autocast_mode\.)?autocast$")
 WRITER = re.compile(
-    r"^(torch\.utils\.tensorboard|tensorboardX|tensorboard_logger)(\.\w+)*\.(SummaryWriter|Logger|FileWriter)$|^wandb\.init$"
-    r"|^visdom\.Visdom$|^neptune\.init\w*$"
+    r"^(torch\.utils\.tensorboard|tensorboardX|tensorboard_logger)(\.\w+)*\.(SummaryWriter|Logger|FileWriter)$|^(wandb|trackio|swanlab)\.init$"
+    r"|^comet_ml\.(\w+\.)?(Experiment|OfflineExperiment)$|^visdom\.Visdom$|^neptune\.init\w*$"
 )
 WRITER_MODULE = re.compile(
-    r"^(wandb|mlflow|tensorboard_logger|comet_ml|neptune|swanlab)\.(init|log|log_\w+|config\.update|watch|finish|save|configure"
+    r"^(wandb|mlflow|tensorboard_logger|comet_ml|neptune|swanlab|trackio)\.(init|log|log_\w+|config\.update|watch|finish|save|configure"
     r"|start_run|end_run|set_\w+|define_metric|log_value)$"
 )
 PROGRESS = re.compile(

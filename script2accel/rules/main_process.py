@@ -42,7 +42,10 @@ FOLDER = "another process can make the folder between the question and the call"
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     statements: dict[ast.stmt, None] = {}
+    taken = decisions.tracked.taken
     for call in facts.calls:
+        if call in taken:
+            continue  # Accelerate's tracker makes it on the main process only
         if _makes_folder(facts, call):
             if _unless_there(facts, call):
                 last = (*call.args, *(k.value for k in call.keywords))[-1]
@@ -74,7 +77,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
                 yield COLLECTIVE.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
             else:
                 statements[statement] = None
-    yield from _read_on_every_rank(facts, statements)
+    yield from _read_on_every_rank(facts, statements, taken)
     for run in neighbours(facts.source, list(statements)):
         header = f"if {decisions.accelerator(run[0])}.is_main_process:"
         try:
@@ -88,10 +91,12 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
                 yield TANGLED.at(run[0].lineno, text=facts.source.segment(run[0])[:60])
 
 
-def _read_on_every_rank(facts: View, statements: dict[ast.stmt, None]) -> Iterator[Diagnostic]:
+def _read_on_every_rank(facts: View, statements: dict[ast.stmt, None], taken: frozenset[ast.Call]) -> Iterator[Diagnostic]:
     """Attributes of a tracker that are read outside of what will be guarded: on the other ranks there is no tracker."""
     for node in facts.source.nodes:
         if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load) or node.value not in facts.machine.at:
+            continue
+        if facts.source.parents[node] in taken:
             continue
         made = [o for o in facts.machine.at[node.value].objs if o.kind == "made" and names.WRITER.match(o.path)]
         if made and facts.source.statement(node) not in statements and not guarded(facts, node):

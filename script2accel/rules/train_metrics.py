@@ -4,7 +4,7 @@ A loss or count that a training loop prints, logs or hands to a tracker is the m
 together over the ranks in front of the report, where both parts of a ratio are known: what is a mean over the batch is averaged, what grows with the
 batch is summed, the size of a batch is multiplied. Only the report reads the result, so nothing that trains is touched.
 Left alone without the option, in evaluation, and where the script brings its numbers together itself. A report of which some part can't be followed
-stays whole as it was, and is named. A loss that a library's model gives is taken for a mean over the batch.
+stays whole as it was, and is named. A loss that a library's model gives is taken for a mean over the batch, or over labels that are weighted.
 Source: https://huggingface.co/docs/accelerate/package_reference/utilities
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from script2accel.analysis.averages import averages
 from script2accel.analysis.facts import View
 from script2accel.analysis.kinds import Kinds
 from script2accel.analysis.reports import Piece, Report, reports
@@ -29,6 +30,12 @@ MISSED = Message(
     "--reduce-train-metrics: `{text}` is shown as this rank's own: {why}",
     "bring it together in front of this line by hand (`accelerator.reduce`, `accelerate.utils.gather_object`), or read it as the main process's",
 )
+NONE = Message(
+    "S2A773",
+    Severity.NOTE,
+    "--reduce-train-metrics: nothing shown here is seen to be one rank's own; texts that objects make of themselves are not looked into",
+    "",
+)
 REASON = "the number of the joint batch, not of the main process's part of it"
 CLOSED = (ast.Call, ast.keyword, ast.FormattedValue, ast.Tuple, ast.List, ast.Dict)
 
@@ -36,10 +43,21 @@ CLOSED = (ast.Call, ast.keyword, ast.FormattedValue, ast.Tuple, ast.List, ast.Di
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if not decisions.options.reduce_train_metrics or not (decisions.plan.prepares or facts.program.train_loops):
         return
-    kinds = Kinds(facts.program, split=decisions.options.batch == "global")
+    kinds = Kinds(facts.program, split=decisions.options.batch == "global", evened=_evened(facts, decisions))
     writer = _Writer(facts, decisions)
+    found = False
     for report in reports(facts, kinds):
+        found = True
         yield writer.change(report)
+    if not found and (loop := next(iter(facts.train_loops), None)) is not None:
+        yield NONE.at(loop.loop.lineno)
+
+
+def _evened(facts: View, decisions: Decisions) -> frozenset[ast.expr]:
+    """The losses of all files that are weighted by what counts on each rank."""
+    program = facts.program
+    found = (average for source in program.source.sources for average in averages(View(program, source)))
+    return frozenset(a.loss for a in found if not a.problem and decisions.may_ask(a.loss)) if decisions.plan.prepares else frozenset()
 
 
 class _Writer:
