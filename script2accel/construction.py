@@ -35,6 +35,8 @@ def late_count(facts: Facts, decisions: Decisions, scope: Function, anchor: ast.
         return []
     except NotKnownError as error:
         source, scopes = facts.source.of(anchor), {prepare.scope for prepare in decisions.plan.prepares}
+        if not scopes:
+            raise
         place = min(decisions.plan.prepares, key=lambda prepare: prepare.anchor.lineno)
         if len(scopes) > 1 or facts.source.of(place.anchor) is not source:
             raise

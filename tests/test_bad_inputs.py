@@ -141,7 +141,7 @@ def test_a_directory_without_python() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"cells": []}', "nbformat 4"),
+        ('{"cells": []}', "nbformat 3 or 4"),
         ('{"cells": [', "JSON can't be read"),
         ('{"cells": [], "nbformat": 4}', "no code cells"),
         ('{"cells": [], "nbformat": 4, "metadata": {"kernelspec": {"language": "R"}}}', "runs R, not Python"),

@@ -42,6 +42,11 @@ class Book(Case):
     launched: bool = True
 
     @property
+    def beside(self) -> bool:
+        """A notebook runs where it stands."""
+        return True
+
+    @property
     def modules(self) -> dict[str, bytes]:
         """The modules beside the notebook, by their path."""
         root = NOTEBOOKS / self.name / "before"
@@ -155,7 +160,7 @@ def test_written_checked_and_taken_back(case: Book, folder: Path) -> None:
 
 @pytest.mark.parametrize("case", CONVERTED, ids=name)
 def test_one_process(bench: Bench, case: Book, folder: Path) -> None:
-    run = launch.run(bench.warm, converted(case, folder, num_processes=1), case.runs(halved=False), bench.folder(case.name))
+    run = launch.run(bench.warm, converted(case, folder, num_processes=1), case.runs(halved=False), bench.folder(case.name), beside=True)
     found = compare.one_process(case, bench.original(case), run)
     assert not found, "\n".join(found)
 
@@ -164,7 +169,7 @@ def test_one_process(bench: Bench, case: Book, folder: Path) -> None:
 def test_launched_at_one(bench: Bench, case: Book, folder: Path) -> None:
     texts = converted(case, folder)
     texts["train.py"] = COUNT.sub(b"num_processes=1", texts["train.py"])
-    run = quiet(launch.run(bench.warm, texts, case.runs(halved=False), bench.folder(case.name)))
+    run = quiet(launch.run(bench.warm, texts, case.runs(halved=False), bench.folder(case.name), beside=True))
     found = compare.one_process(case, bench.original(case), run)
     assert not found, "\n".join(found)
 
@@ -174,7 +179,9 @@ def test_launched_at_two(bench: Bench, case: Book, folder: Path) -> None:
     texts = converted(case, folder)
     assert COUNT.search(texts["train.py"])
     scratch = bench.folder(case.name)
-    run = launch.run(bench.cold, texts, case.runs(halved=True), scratch, processes=2, divide=case.divisor(2), fixed_order=True, launches=True)
+    run = launch.run(
+        bench.cold, texts, case.runs(halved=True), scratch, processes=2, divide=case.divisor(2), fixed_order=True, launches=True, beside=True
+    )
     found = compare.processes(case, bench.original(case, fixed_order=True), quiet(run))
     assert not found, "\n".join(found)
 

@@ -153,10 +153,21 @@ def test_write_check_and_undo(folder: Path, entry: str, request: pytest.FixtureR
     case = request.node.callspec.params["folder"]
     assert python_files(folder) == expected(case)
     assert call("check", entry).exit_code == 0
+    for path in (p for p, text in python_files(folder).items() if text != before.get(p)):
+        assert call("check", path).exit_code == 0, path  # as pre-commit names them
     again = call("convert", entry, "--write")
     assert again.exit_code == 0 and python_files(folder) == expected(case)
     undone = call("undo")
     assert undone.exit_code == 0 and python_files(folder) == before, undone.stdout
+
+
+@pytest.mark.parametrize("folder", ["engine_helpers"], indirect=True)
+def test_a_module_comes_with_the_script_that_imports_it(folder: Path) -> None:
+    assert call("convert", "engine.py", "--write").exit_code == 0
+    assert python_files(folder) == expected("engine_helpers")
+    (folder / "train.py").write_bytes(b"import engine\n")
+    alone = call("check", "engine.py")
+    assert alone.exit_code == 1 and "engine.py:" in alone.stdout, "no script trains with it any more"
 
 
 @pytest.mark.parametrize(("folder", "entry"), [(case.name, case.entries[0]) for case in REFUSED], indirect=["folder"], ids=map(name, REFUSED))

@@ -1,16 +1,18 @@
-"""Scripts outside of a conversion that call what it changes."""
+"""Scripts outside of a conversion that call what it changes, and scripts that start what a module defines."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterable
+from pathlib import PurePosixPath
 
 from script2accel.analysis.program import Program, Read
 from script2accel.errors import SourceError
 from script2accel.source import Source
 
 MOST_RE_EXPORTS = 4  # modules that hand a name on, one after the other
+MOST_ABOVE = 6  # modules that import one another, up to the script that a user starts
 
 
 def outside_callers(changed: list[ast.AST], program: Program, read: Read, paths: Iterable[str]) -> dict[str, str]:
@@ -85,3 +87,60 @@ def _behind(program: Program, module: Source, name: str, names: dict[str, Source
             if found:
                 return found
     return ""
+
+
+def starters(path: str, read: Read, paths: Iterable[str]) -> list[str]:
+    """The scripts that import a module, by way of others or not, and that nobody imports; those that use Accelerate first."""
+    importers = Importers(read, tuple(paths))
+    found: dict[str, Source] = {}
+    seen, level = {path}, importers.of(path)
+    for _ in range(MOST_ABOVE):
+        fresh = [source for source in level if source.path not in seen]
+        seen |= {source.path for source in fresh}
+        level = []
+        for source in fresh:
+            above = importers.of(source.path)
+            level += above
+            if not above:
+                found[source.path] = source
+    return sorted(found, key=lambda name: (b"accelerate" not in found[name].raw, name))
+
+
+class Importers:
+    """Who imports what among the files of a project; a file is parsed once, and only if it mentions the module."""
+
+    def __init__(self, read: Read, paths: tuple[str, ...]) -> None:
+        self.read, self.paths = read, paths
+        self._parsed: dict[str, Source | None] = {}
+
+    def of(self, path: str) -> list[Source]:
+        """The files that import a module by a statement of their own."""
+        home = PurePosixPath(path)
+        word = (home.parent.name if home.stem == "__init__" else home.stem).encode()
+        mention = [other for other in self.paths if other != path and word in (self.read(other) or b"")]
+        return [source for other in mention if (source := self._source(other)) is not None and _imports(source, path, self.read)]
+
+    def _source(self, path: str) -> Source | None:
+        if path not in self._parsed:
+            try:
+                self._parsed[path] = Source.parse(self.read(path) or b"", path)
+            except SourceError:
+                self._parsed[path] = None
+        return self._parsed[path]
+
+
+def _imports(source: Source, path: str, read: Read) -> bool:
+    program = Program([source], read)
+
+    def reaches(module: str, level: int = 0) -> bool:
+        target = program.resolve(source, module, level)
+        return target is not None and target.path == path
+
+    for node in source.nodes:
+        if isinstance(node, ast.Import) and any(reaches(alias.name) for alias in node.names):
+            return True
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if reaches(module, node.level) or any(reaches(f"{module}.{a.name}".lstrip("."), node.level) for a in node.names):
+                return True
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,9 @@ from script2accel.workflow.discover import NOTEBOOK, SKIPPED, problem
 from script2accel.workflow.files import File, read
 
 MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+MAIN = re.compile(rb"^if __name__ *==", re.MULTILINE)  # a script that a user starts
+MOST_STARTERS = 8  # scripts that are asked about a module which they import
+ALREADY = "S2A010"
 MOST_FILES = 2000  # Python files of a project that are looked through for callers
 
 
@@ -102,14 +106,35 @@ class Project:
             book = self._book(entry, file)
             assert isinstance(book, SourceError)
             return [(file, unreadable(file.data, file.path, book))]
+        results = convert_project({entry: text}, options, self.read, self.others)
+        if results[0].outcome in (Outcome.REFUSED, Outcome.PARTIAL):
+            results = self._started(entry, options) or results
         found = []
-        for result in self._in_cells(convert_project({entry: text}, options, self.read, self.others)):
+        for result in self._in_cells(results):
             held = self.files.get(result.path)
             shown = file if result.path == entry else held
             if shown is not None:
                 shown = shown if shown is file else replace(shown, path=os.path.relpath(shown.target))
                 found.append((shown, self._shown(result, shown.path)))
         return sorted(found, key=lambda pair: pair[0] is not file)
+
+    def _started(self, module: str, options: Options) -> list[Result]:
+        """What comes of a module that can't be judged alone by way of a script that imports it; nothing where none does or none trains."""
+        from script2accel.workflow.callers import starters
+        from script2accel.workflow.convert import convert_project
+
+        text = self.read(module)
+        if text is None or MAIN.search(text):
+            return []
+        for script in starters(module, self.read, list(self.others()))[:MOST_STARTERS]:
+            results = convert_project({script: self.read(script) or b""}, options, self.read, self.others)
+            if results[0].outcome in (Outcome.NOT_TRAINING, Outcome.ERROR):
+                continue
+            own = [result for result in results if result.path == module]
+            if results[0].outcome is Outcome.READY or (ALREADY in {d.id for d in results[0].diagnostics} and not own):
+                return own or [Result(module, Outcome.READY, text, text)]
+            return results if own else [Result(module, Outcome.READY, text, text), *results]
+        return []
 
     def _in_cells(self, results: list[Result]) -> list[Result]:
         """The results with those of notebooks put back into their cells; where one can't be, nothing is written."""

@@ -37,7 +37,15 @@ class Bench:
             runs = case.runs(halved=False)
             fixed = fixed_order and not (case.by_hand or case.own_order)
             self.originals[key] = launch.run(
-                launcher, case.texts, runs, self.folder(case.name), processes=processes, fixed_order=fixed, gpu=gpu, group=case.by_hand
+                launcher,
+                case.texts,
+                runs,
+                self.folder(case.name),
+                processes=processes,
+                fixed_order=fixed,
+                gpu=gpu,
+                group=case.by_hand,
+                beside=case.beside,
             )
         return self.originals[key]
 

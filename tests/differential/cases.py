@@ -52,6 +52,11 @@ class Case:
     prefix: str = ""
 
     @property
+    def beside(self) -> bool:
+        """Whether it runs in the folder that it stands in."""
+        return False
+
+    @property
     def source(self) -> bytes:
         """The script's text."""
         return (SCRIPTS / self.name / "before.py").read_bytes()

@@ -116,17 +116,18 @@ def run(
     group: bool = False,
     as_gpus: bool = False,
     launches: bool = False,
+    beside: bool = False,
     also: Mapping[str, str] | None = None,
 ) -> Run:
     """Writes the script (or several files, the first is started) into `scratch` and runs it, once for each argument list, in one folder.
 
     With `as_gpus`, accelerate takes CPU ranks for GPUs (`tests.cpu_shim`). `also` are more variables.
-    With `launches`, the script starts its processes itself.
+    With `launches`, the script starts its processes itself. With `beside`, the files stand in the folder that it runs in, as a notebook's do.
     With `group`, a single process finds its (lonely) group in the environment, as under torchrun.
     """
-    code, work, trace = scratch / "code", scratch / "work", scratch / "trace"
+    code, work, trace = scratch / ("work" if beside else "code"), scratch / "work", scratch / "trace"
     for folder in (code, work, trace):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
     texts = {"train.py": source} if isinstance(source, bytes) else source
     for path, text in texts.items():
         (code / path).parent.mkdir(parents=True, exist_ok=True)
@@ -150,4 +151,4 @@ def run(
         status, said = launcher.start(script, argv, work, environment(extra | dict(also or {}), gpu=gpu), 1 if launches else processes)
         if status:
             break
-    return Run(status, work, tuple(read_rank(trace, number) for number in range(processes)), said)
+    return Run(status, work, tuple(read_rank(trace, number) for number in range(processes)), said, frozenset(texts) if beside else frozenset())

@@ -42,12 +42,13 @@ class Run:
     folder: Path
     ranks: tuple[Rank, ...]
     said: str = ""
+    laid: frozenset[str] = frozenset()
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """The files that the script left, by relative path."""
+        """The files that the script left, by relative path; not those that were `laid` there for it."""
         found = (path for path in self.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-        return {path.relative_to(self.folder).as_posix(): path for path in sorted(found)}
+        return {name: path for path in sorted(found) if (name := path.relative_to(self.folder).as_posix()) not in self.laid}
 
     def complaint(self) -> str:
         """The last lines of what went wrong."""
