@@ -14,7 +14,7 @@ from script2accel.analysis.randomness import seedings
 from script2accel.change.edits import add_before, add_behind, ensure_import, remove_statement
 from script2accel.change.plan import Edit, Remove
 from script2accel.decisions import Decisions
-from script2accel.source import Source
+from script2accel.source import Source, walk
 
 WIDTH = 110
 MARK = re.compile("\0(\\d+)\0")  # stands for an expression of the script (`Decisions.reads`)
@@ -164,6 +164,6 @@ def _may_move(facts: Facts, origins: Origins, statement: ast.stmt, anchor: ast.s
     same = facts.source.block(statement) is facts.source.block(anchor) and one_line and source.alone(statement)
     late = [s for s in origins.write(statement.value).behind if s.lineno >= anchor.lineno]
     name = statement.targets[0].id
-    stores = [n for n in ast.walk(facts.source.scope(statement)) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
+    stores = [n for n in walk(facts.source.scope(statement)) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
     if not same or late or len(stores) != 1:
         raise NotKnownError(node, f"it is set in line {statement.lineno}")

@@ -112,7 +112,7 @@ class Decisions:
 
     def class_has(self, node: ast.AST) -> bool:
         """Whether the class of the method that a node stands in trains, evaluates, prepares, or was asked for: it has an accelerator anyway."""
-        owner = self.facts.inside_class(node, {n for n in self.facts.source.nodes if isinstance(n, ast.ClassDef)})
+        owner = self.facts.inside_class(node, set(self.facts.source.every(ast.ClassDef)))
         places = [
             *(b.call for b in self.facts.backwards),
             *(p.anchor for p in self.plan.prepares),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from script2accel.analysis.facts import EvalLoop, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 RESULT_PARTS = frozenset({"loss", "logits", "last_hidden_state", "pooler_output", "hidden_states", "prediction_logits"})
 
@@ -62,7 +63,7 @@ def _gatherable(facts: Facts, loop: EvalLoop) -> Gather | tuple[str, ast.AST]:
             return "what the model gives isn't bound to a single name", call
     if not _straight(facts, node, statement):
         return "the model runs under a condition", call
-    for inner in ast.walk(node):
+    for inner in walk(node):
         if isinstance(inner, (ast.Break, ast.Continue, ast.Return, ast.Yield)):
             return "the loop can end early or skip batches", inner
     why = _loader_problem(facts, loop)
@@ -160,9 +161,7 @@ def _time_first(facts: Facts, model: Obj) -> str | None:
 def _batch_names(facts: Facts, loop: ast.For | ast.AsyncFor) -> list[str]:
     """Names of the loop's batch and its parts, moved or unpacked, in order."""
     found: dict[str, None] = {}
-    for node in sorted(
-        (n for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)), key=lambda n: (n.lineno, n.col_offset)
-    ):
+    for node in sorted((n for n in walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)), key=lambda n: (n.lineno, n.col_offset)):
         if facts.roles.of_node(node) == "batch" and node.id not in ("_", "__"):
             found[node.id] = None
     return list(found)
@@ -171,13 +170,13 @@ def _batch_names(facts: Facts, loop: ast.For | ast.AsyncFor) -> list[str]:
 def _read_behind(facts: Facts, loop: ast.AST, statement: ast.stmt) -> set[str]:
     """Names that the loop reads behind a statement."""
     end = facts.source.end(statement)
-    return {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and facts.source.start(n) > end}
+    return {n.id for n in walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and facts.source.start(n) > end}
 
 
 def _carried(facts: Facts, loop: ast.For | ast.AsyncFor, output: str, batch: list[str]) -> str | None:
-    for call in ast.walk(loop):
+    for call in walk(loop):
         if isinstance(call, ast.Call) and call in facts.forward_calls:
-            given = {n.id for arg in (*call.args, *(k.value for k in call.keywords)) for n in ast.walk(arg) if isinstance(n, ast.Name)}
+            given = {n.id for arg in (*call.args, *(k.value for k in call.keywords)) for n in walk(arg) if isinstance(n, ast.Name)}
             if output in given:
                 return f"`{output}` goes back into the model"
             hidden = {name for name in given if name not in batch and _assigned_in(loop, name)}
@@ -187,35 +186,35 @@ def _carried(facts: Facts, loop: ast.For | ast.AsyncFor, output: str, batch: lis
 
 
 def _comprehension_names(loop: ast.AST) -> set[str]:
-    return {n.id for c in ast.walk(loop) if isinstance(c, ast.comprehension) for n in ast.walk(c.target) if isinstance(n, ast.Name)}
+    return {n.id for c in walk(loop) if isinstance(c, ast.comprehension) for n in walk(c.target) if isinstance(n, ast.Name)}
 
 
 def _assigned_in(loop: ast.AST, name: str) -> bool:
-    return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(loop))
+    return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in walk(loop))
 
 
 def _derived_before(facts: Facts, loop: ast.For | ast.AsyncFor, statement: ast.stmt, batch: list[str]) -> set[str]:
     """Names, not of the batch, computed from it in front of the forward."""
     found: set[str] = set()
     start = facts.source.start(statement)
-    for node in ast.walk(loop):
+    for node in walk(loop):
         if isinstance(node, (ast.Assign, ast.AugAssign)) and facts.source.start(node) < start and node is not statement:
-            reads = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+            reads = {n.id for n in walk(node.value) if isinstance(n, ast.Name)}
             if reads & (set(batch) | found):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+                found |= {n.id for t in targets for n in walk(t) if isinstance(n, ast.Name)}
     return found - set(batch)
 
 
 def _paired(facts: Facts, loop: ast.AST, output: str, used: set[str], statement: ast.stmt) -> bool:
     """Whether the result, or what is computed from it, meets a tensor of the batch in a call or comparison."""
     derived = {output}
-    for node in sorted((n for n in ast.walk(loop) if isinstance(n, ast.Assign)), key=lambda n: n.lineno):
-        if node is not statement and derived & {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}:
-            derived |= {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-    for meeting in ast.walk(loop):
+    for node in sorted((n for n in walk(loop) if isinstance(n, ast.Assign)), key=lambda n: n.lineno):
+        if node is not statement and derived & {n.id for n in walk(node.value) if isinstance(n, ast.Name)}:
+            derived |= {n.id for t in node.targets for n in walk(t) if isinstance(n, ast.Name)}
+    for meeting in walk(loop):
         if isinstance(meeting, (ast.Call, ast.Compare, ast.BinOp)):
-            read = {n.id for n in ast.walk(meeting) if isinstance(n, ast.Name)}
+            read = {n.id for n in walk(meeting) if isinstance(n, ast.Name)}
             if read & derived and read & used and meeting is not statement.value:  # type: ignore[attr-defined]
                 return True
     return False
@@ -223,7 +222,7 @@ def _paired(facts: Facts, loop: ast.AST, output: str, used: set[str], statement:
 
 def _unknown_shape(facts: Facts, loop: ast.AST, output: str, used: list[str], plan: EvalLoop) -> str | None:
     """Uses that only a plain tensor with the batch in front, or only a result object, would have."""
-    for node in ast.walk(loop):
+    for node in walk(loop):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == output and node.attr in RESULT_PARTS:
             return f"`{output}` is a result object (`{output}.{node.attr}`), not a tensor"
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == output:

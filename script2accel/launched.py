@@ -15,6 +15,7 @@ from script2accel.analysis.facts import Facts
 from script2accel.analysis.homes import Homes
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 IN_A_CELL = "training runs in a cell, not in a function that a cell calls"
 MANY_MACHINES = "a notebook runs on one machine"
@@ -98,7 +99,7 @@ def _unfit(facts: Facts, function: ast.FunctionDef, calls: list[ast.Call]) -> st
     name = function.name
     if not isinstance(facts.source.scope(function), ast.Module) or not all(isinstance(call.func, (ast.Name, ast.Attribute)) for call in calls):
         return f"training runs in a method, `{name}`, of an object that a cell has made"
-    if any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(function)) or function.decorator_list:
+    if any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in walk(function)) or function.decorator_list:
         return f"`{name}` is a generator, or decorated"
     if set(facts.callers(function)) - set(calls) or facts.machine.escapes.get(function):
         return f"`{name}` is also called elsewhere than in a cell"
@@ -144,7 +145,7 @@ def is_global(facts: Facts, node: ast.Name) -> bool:
 def inside(launch: Launch) -> Iterator[ast.Name]:
     """The names in the text of the functions that run in the launched processes."""
     for function in launch.inside:
-        yield from (n for n in ast.walk(function) if isinstance(n, ast.Name))
+        yield from (n for n in walk(function) if isinstance(n, ast.Name))
 
 
 def places(facts: Facts, tree: ast.Module, launch: Launch) -> frozenset[int]:
@@ -178,7 +179,7 @@ def _in_front(facts: Facts, launches: Sequence[ast.Call], call: ast.Call) -> boo
 
 
 def _launched_in(statement: ast.stmt, launches: Sequence[ast.Call]) -> bool:
-    return any(node in launches for node in ast.walk(statement))
+    return any(node in launches for node in walk(statement))
 
 
 def _placed(call: ast.Call) -> bool:

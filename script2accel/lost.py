@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.launched import Launch, is_global, places, reached
+from script2accel.source import walk
 
 READS = frozenset(
     (
@@ -57,10 +58,10 @@ class Behind:
         found: list[ast.AST] = []
         for number, statement in enumerate(self.tree.body):
             if not isinstance(statement, (*FUNCTIONS, ast.ClassDef)) and (number > first or (number == first and self.again)):
-                found += ast.walk(statement)
+                found += walk(statement)
         yield from found
         for function in self._run(found):
-            yield from ast.walk(function)
+            yield from walk(function)
 
     def _run(self, nodes: Iterable[ast.AST]) -> set[ast.AST]:
         known = {node for node in nodes if isinstance(node, ast.Call)}
@@ -94,7 +95,7 @@ class Changes:
         """Look through all functions that are launched."""
         for function in self.launch.inside:
             own = _own_name(self.facts, function)
-            for node in ast.walk(function):
+            for node in walk(function):
                 self._look(node, own)
         held = [(o, value) for (o, _), value in self.facts.machine.store.items() if isinstance(o, Obj)]
         size = -1
@@ -138,7 +139,7 @@ class Changes:
         if isinstance(target, ast.Name) or not root or root == own:
             return
         function = self.facts.function(target)
-        given = [a for a in ast.walk(getattr(function, "args", function)) if isinstance(a, ast.arg) and a.arg == root]
+        given = [a for a in walk(getattr(function, "args", function)) if isinstance(a, ast.arg) and a.arg == root]
         for arg in given:
             self._mark(arg)
         self.variables |= {root} if not given else set()
@@ -170,7 +171,7 @@ def _alters(facts: Facts, function: ast.AST) -> bool:
     """Whether a method, or another that it calls, changes its own object."""
     for one in reached(facts, function):
         own = _own_name(facts, one)
-        for node in ast.walk(one) if own else ():
+        for node in walk(one) if own else ():
             match node:
                 case ast.Attribute(value=owner) | ast.Subscript(value=owner) if not isinstance(node.ctx, ast.Load) and _root(owner) == own:
                     return True

@@ -18,6 +18,7 @@ from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.evaluation import EveryRank, Gather, plan_evaluation
 from script2accel.launched import Launch, find, inside_name, places, renamed
 from script2accel.options import Options
+from script2accel.source import walk
 from script2accel.states import States, covered, states
 
 UNPLACED = Message(
@@ -152,7 +153,7 @@ def _launched(facts: Facts, prepares: list[Prepare], launch: Launch) -> tuple[li
                 return f"cells make `{path}`" + (f" and count its batches (line {body[early[0]].lineno})" if early else "")
             items.append((name, obj))
         _join(facts, found, launch, items)
-        given = {a.arg for a in ast.walk(launch.function.args) if isinstance(a, ast.arg)}
+        given = {a.arg for a in walk(launch.function.args) if isinstance(a, ast.arg)}
         launch = renamed(launch, [name for name, _ in items if name not in given])
     return found, launch
 
@@ -353,7 +354,7 @@ class Placer:
         nodes += [s.owner for s in facts.optimizer_steps if obj in s.objs]
         for what, node in facts.machine.uses.get(obj, ()):
             if what in ("iterated", "iter", "len", "given"):
-                nodes += [n for n in ast.walk(getattr(node, "iter", node)) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript))]
+                nodes += [n for n in walk(getattr(node, "iter", node)) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript))]
         exact = [n for n in nodes if {o.inner for o in facts.machine.at.get(n, NOTHING).objs} == {obj}]
         return {ast.unparse(n) for n in exact}
 

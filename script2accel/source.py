@@ -14,6 +14,7 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any, TypeVar, overload
 
 from script2accel.errors import SourceError
 
@@ -23,7 +24,41 @@ _PYTHON2 = re.compile(
     r"""^\s*(?:print\s+["'\w%(]|exec\s+["'\w]|raise\s+\w+\s*,\s*\S)|^\s*except\s+[\w.()]+\s*,\s*\w+\s*:|<>|\bur["']|(?<![\w.])0\d+(?!\.)[lL]?\b"""
 )
 
+BELOW = "_below"  # the nodes right below a node of a parsed file, on the node itself
+
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below a node, in the order of their fields; the contexts and operators that the interpreter shares are none."""
+    found = node.__dict__.get(BELOW)
+    return _children(node) if found is None else found  # a node that no file was parsed to
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all nodes below it, outer ones first."""
+    level = [node]
+    for inner in level:
+        yield inner
+        level += children(inner)
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            if not isinstance(value, SHARED):
+                found.append(value)
+        elif isinstance(value, list):
+            found += [item for item in value if isinstance(item, ast.AST) and not isinstance(item, SHARED)]
+    return found
+
+
+SHARED = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+A = TypeVar("A", bound=ast.AST)
+B = TypeVar("B", bound=ast.AST)
+C = TypeVar("C", bound=ast.AST)
 
 
 class Tree:
@@ -31,10 +66,24 @@ class Tree:
 
     tree: ast.Module
     parents: dict[ast.AST, ast.AST]
+    nodes: list[ast.AST]
 
     def __init__(self) -> None:
+        self._every: dict[tuple[type[ast.AST], ...], list[Any]] = {}
         self._scopes: dict[ast.AST, Scope] = {}
         self._blocks: dict[ast.AST, dict[ast.stmt, list[ast.stmt]]] = {}
+
+    @overload
+    def every(self, a: type[A], /) -> list[A]: ...
+    @overload
+    def every(self, a: type[A], b: type[B], /) -> list[A | B]: ...
+    @overload
+    def every(self, a: type[A], b: type[B], c: type[C], /) -> list[A | B | C]: ...
+    def every(self, *kinds: Any) -> list[Any]:
+        """All nodes of some classes, outer ones first."""
+        if kinds not in self._every:
+            self._every[kinds] = [node for node in self.nodes if isinstance(node, kinds)]
+        return self._every[kinds]
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes around a node, innermost first."""
@@ -132,11 +181,10 @@ class Source(Tree):
             below: list[ast.AST] = []
             for node in level:  # grows: an `elif` is nested in the tree, and no deeper than its `if` for the reader
                 self.nodes.append(node)
-                for child in ast.iter_child_nodes(node):
-                    if isinstance(child, (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)):
-                        continue  # the interpreter shares these among all nodes
+                held = node.__dict__[BELOW] = _children(node)
+                for child in held:
                     self.parents[child] = node
-                    (level if isinstance(child, ast.If) and self.is_elif(child) else below).append(child)
+                    (level if type(child) is ast.If and self.is_elif(child) else below).append(child)
             level, depth = below, depth + 1
 
     @property

@@ -11,6 +11,7 @@ from script2accel.analysis.checkpoints import Loaded, Restored, Saved, Table
 from script2accel.analysis.context import guarded
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING, Obj
+from script2accel.source import walk
 
 Problem = tuple[ast.AST, str]
 TRAINED = ("model", "criterion", "optimizer")
@@ -151,7 +152,7 @@ def _in_the_way_of_saving(facts: Facts, save: Saved) -> Iterator[Problem]:
 
 def _path(facts: Facts, target: ast.expr) -> Iterator[Problem]:
     text = ast.unparse(target)
-    if any(facts.roles.of_node(n) == "rank" for n in ast.walk(target) if isinstance(n, ast.expr)):
+    if any(facts.roles.of_node(n) == "rank" for n in walk(target) if isinstance(n, ast.expr)):
         yield target, f"its path `{text}` differs between processes"
 
 
@@ -163,7 +164,7 @@ def not_everyone(facts: Facts, node: ast.AST, seen: frozenset[ast.AST] = frozens
         if isinstance(parent, ast.ExceptHandler):
             return "only a process in which an exception was raised comes here"
         if isinstance(parent, (ast.If, ast.While, ast.IfExp)) and any(
-            facts.roles.of_node(n) == "rank" for n in ast.walk(parent.test) if isinstance(n, ast.expr)
+            facts.roles.of_node(n) == "rank" for n in walk(parent.test) if isinstance(n, ast.expr)
         ):
             return f"`{ast.unparse(parent.test)}` lets some processes come here"
         if isinstance(parent, FUNCTIONS) and parent not in seen:
@@ -214,9 +215,9 @@ def _restoring(facts: Facts, found: States, load: Loaded, restored: Restored) ->
 
 def _rebound(facts: Facts, load: Loaded) -> Iterator[Problem]:
     """Names of the path that get another value between the loading and the putting into place."""
-    parts = {ast.unparse(n) for n in ast.walk(load.target) if isinstance(n, (ast.Name, ast.Attribute))}
+    parts = {ast.unparse(n) for n in walk(load.target) if isinstance(n, (ast.Name, ast.Attribute))}
     last = max(r.call.lineno for r in load.restored)
-    for node in ast.walk(facts.function(load.call)):
+    for node in walk(facts.function(load.call)):
         stored = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store) and load.call.lineno <= node.lineno <= last
         if stored and ast.unparse(node) in parts:
             yield node, f"`{ast.unparse(node)}` is set anew before the state is put into place"

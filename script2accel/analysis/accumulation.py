@@ -10,6 +10,7 @@ from script2accel.analysis.facts import FUNCTIONS, LOOPS, Backward, Facts, Loop,
 from script2accel.analysis.homes import Homes
 from script2accel.analysis.precision import definition
 from script2accel.analysis.values import NOTHING, Obj
+from script2accel.source import walk
 
 Linear = dict[str, int]  # symbol ("" is the constant, "i" the count, "n" the loader's length, "k" the group's size) -> coefficient
 
@@ -97,7 +98,7 @@ def _inner(facts: Facts, step: Step, backwards: list[Backward], outside: list[Lo
     """Several backward passes in an inner loop come to one step: `for _ in range(k)` makes a group of k, parts of one batch stay what they are."""
     inner = [loop for b in backwards for loop in facts.loops(b.call) if loop not in outside]
     train = next((t for t in facts.program.train_loops if t.loop in inner and set(t.backwards) == set(backwards)), None)
-    if len(set(inner)) == 1 and train is not None and not any(isinstance(n, (ast.Break, ast.Continue, ast.Return)) for n in ast.walk(train.loop)):
+    if len(set(inner)) == 1 and train is not None and not any(isinstance(n, (ast.Break, ast.Continue, ast.Return)) for n in walk(train.loop)):
         match train.loop:
             case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[size])) if isinstance(
                 size, (ast.Constant, ast.Name, ast.Attribute, ast.Subscript)
@@ -119,7 +120,7 @@ def _chunks(facts: Facts, loop: Loop) -> bool:
                 return parts(definition(facts, node))
         return False
 
-    return isinstance(loop, ast.For) and parts(loop.iter) and not any(isinstance(n, (ast.Break, ast.Continue, ast.Return)) for n in ast.walk(loop))
+    return isinstance(loop, ast.For) and parts(loop.iter) and not any(isinstance(n, (ast.Break, ast.Continue, ast.Return)) for n in walk(loop))
 
 
 def _gates(facts: Facts, step: Step, train: TrainLoop) -> Iterator[ast.If]:
@@ -139,21 +140,21 @@ def _gates(facts: Facts, step: Step, train: TrainLoop) -> Iterator[ast.If]:
 
 def _constant(facts: Facts, train: TrainLoop, test: ast.expr) -> bool:
     """Whether a condition is the same for all batches: nothing that it reads is set in the loop, or on objects outside of constructors."""
-    stored = {n.id for n in ast.walk(train.loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    for node in ast.walk(test):
+    stored = {n.id for n in walk(train.loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for node in walk(test):
         if isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in stored):
             return False
         if isinstance(node, ast.Attribute):
-            stores = [n for n in facts.program.source.nodes if isinstance(n, ast.Attribute) and n.attr == node.attr and isinstance(n.ctx, ast.Store)]
+            stores = [n for n in facts.program.source.every(ast.Attribute) if n.attr == node.attr and isinstance(n.ctx, ast.Store)]
             functions = [facts.function(n) for n in stores]
             if any(not isinstance(f, ast.Module) and f.name != "__init__" for f in functions):
                 return False
     said = {name for n in facts.program.source.nodes if isinstance(n, ast.Global) for name in n.names}
-    return not any(isinstance(n, ast.Name) and n.id in said for n in ast.walk(test))
+    return not any(isinstance(n, ast.Name) and n.id in said for n in walk(test))
 
 
 def _steps_too(facts: Facts, step: Step, block: list[ast.stmt]) -> bool:
-    inside = {n for s in block for n in ast.walk(s)}
+    inside = {n for s in block for n in walk(s)}
     return any(other.call in inside and set(other.objs) & set(step.objs) for other in facts.program.optimizer_steps)
 
 
@@ -167,7 +168,7 @@ def _read(facts: Facts, step: Step, train: TrainLoop, gate: ast.If) -> Accumulat
         if value is None:
             return Problem(gate, "gate", f"`{test.id}` is set in several places")
         statement = facts.program.source.statement(value)
-        loads = [n for n in ast.walk(facts.function(gate)) if isinstance(n, ast.Name) and n.id == test.id and isinstance(n.ctx, ast.Load)]
+        loads = [n for n in walk(facts.function(gate)) if isinstance(n, ast.Name) and n.id == test.id and isinstance(n.ctx, ast.Load)]
         flag, test = (statement if loads == [gate.test] else None), value
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
     reader = _Reader(facts, train)
@@ -318,7 +319,7 @@ def _ranged(name: str, call: ast.expr) -> tuple[str, int] | None:
 def _increments(train: TrainLoop, name: str) -> list[ast.AugAssign]:
     return [
         n
-        for n in ast.walk(train.loop)
+        for n in walk(train.loop)
         if isinstance(n, ast.AugAssign)
         and isinstance(n.target, ast.Name)
         and n.target.id == name
@@ -337,9 +338,9 @@ def _count(facts: Facts, train: TrainLoop, gate: ast.If, counter: ast.Name) -> t
     """(what the count is at the gate of the first batch, whether it starts anew with each run of the loop), or why that can't be told."""
     source, loop, name = facts.program.source, train.loop, counter.id
     index = _enumerated(loop)
-    stores = [n for n in ast.walk(facts.function(loop)) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
+    stores = [n for n in walk(facts.function(loop)) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
     if index is not None and index[0] == name:
-        if any(n not in set(ast.walk(loop.target)) for n in stores if any(p is loop for p in source.ancestors(n))):  # type: ignore[union-attr]
+        if any(n not in set(walk(loop.target)) for n in stores if any(p is loop for p in source.ancestors(n))):  # type: ignore[union-attr]
             return f"`{name}` is also set in the loop"
         return index[1], True
     steps = _increments(train, name)
@@ -349,7 +350,7 @@ def _count(facts: Facts, train: TrainLoop, gate: ast.If, counter: ast.Name) -> t
     place = next((i for i, s in enumerate(loop.body) if s is gate or any(p is s for p in source.ancestors(gate))), None)
     if place is None:
         return "the gate stands deeper than the count"
-    if any(isinstance(n, ast.Continue) for s in loop.body[:position] for n in ast.walk(s)):
+    if any(isinstance(n, ast.Continue) for s in loop.body[:position] for n in walk(s)):
         return f"`{name}` isn't counted for batches that are skipped"
     reset = {n for s in gate.body if isinstance(s, ast.Assign) and isinstance(s.value, ast.Constant) and s.value.value == 0 for n in s.targets}
     others = [n for n in stores if source.statement(n) is not steps[0] and n not in reset]
@@ -447,7 +448,7 @@ def division(facts: Facts, train: TrainLoop, backward: Backward, size: ast.expr)
         return _elsewhere(facts, backward, size)
     function = facts.function(backward.call)
     found = []
-    for node in ast.walk(function):
+    for node in walk(function):
         if getattr(node, "lineno", 0) > backward.call.lineno:
             continue
         match node:
@@ -495,16 +496,16 @@ def _divided(facts: Facts, node: ast.expr, size: ast.expr) -> tuple[ast.expr, as
 def _elsewhere(facts: Facts, backward: Backward, size: ast.expr) -> Problem | None:
     """Whether the group's size enters the loss in another way than by one division."""
     function = facts.function(backward.call)
-    wanted = {n.id for n in ast.walk(backward.loss) if isinstance(n, ast.Name)}
+    wanted = {n.id for n in walk(backward.loss) if isinstance(n, ast.Name)}
     texts: list[ast.expr] = [backward.loss]
-    assigns = [n for n in ast.walk(function) if isinstance(n, (ast.Assign, ast.AugAssign)) and n.lineno <= backward.call.lineno]
+    assigns = [n for n in walk(function) if isinstance(n, (ast.Assign, ast.AugAssign)) and n.lineno <= backward.call.lineno]
     for node in sorted(assigns, key=lambda n: -n.lineno):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if any(isinstance(n, ast.Name) and n.id in wanted for t in targets for n in ast.walk(t)):
+        if any(isinstance(n, ast.Name) and n.id in wanted for t in targets for n in walk(t)):
             texts.append(node.value)
-            wanted |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+            wanted |= {n.id for n in walk(node.value) if isinstance(n, ast.Name)}
     for text in texts:
-        for part in ast.walk(text):
+        for part in walk(text):
             if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)) and same(facts, part, size):
                 return Problem(backward.call, "division", "the size of a group enters the loss in another way than by one division")
     for obj in facts.machine.at.get(backward.loss, NOTHING).objs:  # a helper that returns the divided loss
@@ -521,7 +522,7 @@ def _reads(facts: Facts, train: TrainLoop, found: Division, name: str) -> tuple[
     divider = found.statement or source.statement(found.whole)
     above = source.parents[divider]
     divider = above if isinstance(above, ast.If) and above not in set(source.ancestors(found.backward.call)) else divider
-    nodes = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
+    nodes = [n for n in walk(function) if isinstance(n, ast.Name) and n.id == name]
     stores = [source.statement(n) for n in nodes if isinstance(n.ctx, ast.Store)]
     inside = [s for s in stores if any(p is train.loop for p in source.ancestors(s))]
     first = min((s.lineno for s in inside), default=divider.lineno)

@@ -11,6 +11,7 @@ from script2accel.analysis.devices import from_prepared_loader
 from script2accel.analysis.facts import FUNCTIONS, Facts, Forward, View
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 SAME_COUNT = frozenset({"view", "reshape", "flatten", "contiguous", "long", "squeeze", "unsqueeze", "clone", "detach", "t", "transpose", "permute"})
 """Methods that leave every value of a tensor in it, once."""
@@ -100,7 +101,7 @@ def _plain_text(text: str) -> bool:
 
 def _plain(node: ast.expr) -> bool:
     """Whether an expression can be written a second time: it calls nothing and makes nothing."""
-    return not any(isinstance(n, (ast.Call, ast.NamedExpr, ast.Await, ast.Yield, ast.List, *COMPREHENSIONS)) for n in ast.walk(node))
+    return not any(isinstance(n, (ast.Call, ast.NamedExpr, ast.Await, ast.Yield, ast.List, *COMPREHENSIONS)) for n in walk(node))
 
 
 def _given(criterion: Obj, name: str) -> bool:
@@ -130,7 +131,7 @@ def _unclear_target(facts: View, target: ast.expr | None, *, weighted: bool) -> 
         target = target.func.value
     if target is None or not _plain(target):
         return "its target is computed in the call"
-    if weighted and any(isinstance(n, ast.BinOp) for n in ast.walk(target)):
+    if weighted and any(isinstance(n, ast.BinOp) for n in walk(target)):
         return "its target may hold shares of classes"
     return ""
 
@@ -237,7 +238,7 @@ def of_batch(facts: Facts, node: ast.expr) -> bool:
     """Whether a value comes from a loader's batch or a model's output, be it only its length."""
     return any(
         facts.machine.marks_of(n) or any(_from_batch(facts, o, 6) for o in facts.machine.at.get(n, NOTHING).objs)
-        for n in ast.walk(node)
+        for n in walk(node)
         if isinstance(n, ast.expr)
     )
 

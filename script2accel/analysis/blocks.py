@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from script2accel.analysis.facts import FUNCTIONS, LOOPS, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 
 def blocks(facts: Facts, model: Obj) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def _repeated(facts: Facts, root: ast.AST, seen: frozenset[ast.AST]) -> Iterator
         return
     own: dict[str, ast.ClassDef | None] = {}
     inner: list[ast.AST] = []
-    for call in (n for n in ast.walk(root) if isinstance(n, ast.Call) and n.func in facts.machine.at):
+    for call in (n for n in walk(root) if isinstance(n, ast.Call) and n.func in facts.machine.at):
         if _may_not_run(facts, call, root):
             continue
         path = facts.path(call)
@@ -97,8 +98,8 @@ def _may_not_run(facts: Facts, node: ast.AST, root: ast.AST) -> bool:
 
 def _opened(facts: Facts, cls: ast.ClassDef) -> bool:
     """Whether something outside of a class reads attributes of its instances that aren't those of any module."""
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Attribute) or node.attr in names.MODULE_API or facts.inside_class(node, {cls}) is not None:
+    for node in facts.source.every(ast.Attribute):
+        if node.attr in names.MODULE_API or facts.inside_class(node, {cls}) is not None:
             continue
         if any(o.kind == "instance" and o.base is not None and o.base.site is cls for o in facts.machine.at.get(node.value, NOTHING).objs):
             return True

@@ -9,6 +9,7 @@ from script2accel.analysis.expressions import FUNCTIONS, Expressions
 from script2accel.analysis.overriding import sets_any
 from script2accel.analysis.values import NOTHING, Obj, Value, join_all
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 READS = frozenset({"named_parameters", "state_dict", "named_buffers"})  # whose names a wrapper changes
 WEIGHTS = READS | {"parameters", "buffers", "module", "modules", "named_modules", "children"}
@@ -111,7 +112,7 @@ class Calls(Expressions):
     def _named(self, function: ast.AST, wanted: set[str]) -> dict[str, list[ast.Name]]:
         """Where a function loads and stores some names."""
         table: dict[str, list[ast.Name]] = {}
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, ast.Name) and node.id in wanted and not isinstance(node.ctx, ast.Del):
                 table.setdefault(node.id, []).append(node)
         return table
@@ -310,7 +311,7 @@ class Calls(Expressions):
         """The functions that yield."""
         count = len(self.source.sources)
         if self._generator_set[0] != count:
-            self._generator_set = count, frozenset(self.source.scope(n) for n in self.source.nodes if isinstance(n, (ast.Yield, ast.YieldFrom)))
+            self._generator_set = count, frozenset(self.source.scope(n) for n in self.source.every(ast.Yield, ast.YieldFrom))
         return self._generator_set[1]
 
     _generator_set: tuple[int, frozenset[ast.AST]] = (0, frozenset())

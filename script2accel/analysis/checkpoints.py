@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 STATEFUL = ("model", "criterion", "optimizer", "scaler")
 """The roles whose state `save_state` keeps by itself; beside them the generators of random numbers, here `random`."""
@@ -193,8 +194,8 @@ def _followed(facts: Facts, call: ast.Call, target: ast.expr, made: frozenset[Ob
     restored: list[Restored] = []
     reads: list[tuple[ast.AST, object]] = []
     strays: list[ast.AST] = []
-    for node in facts.source.nodes:
-        if not isinstance(node, (ast.Name, ast.Attribute, ast.Call)) or isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
+    for node in facts.source.every(ast.Name, ast.Attribute, ast.Call):
+        if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
             continue
         if not made & facts.machine.at.get(node, NOTHING).objs:
             continue
@@ -214,10 +215,10 @@ def _followed(facts: Facts, call: ast.Call, target: ast.expr, made: frozenset[Ob
                 pass
             case _:
                 strays.append(node)
-    for node, asked in reads:
-        parent = facts.source.parents[node]
+    for read, asked in reads:
+        parent = facts.source.parents[read]
         match parent:
-            case ast.Call(func=ast.Attribute(value=owner, attr="load_state_dict")) if node in parent.args:
+            case ast.Call(func=ast.Attribute(value=owner, attr="load_state_dict")) if read in parent.args:
                 role, objs = _held(facts, owner)
                 if role:
                     restored.append(Restored(parent, owner, role, objs, asked))
@@ -269,7 +270,7 @@ def _plain(path: str) -> str:
 
 
 def _simple(node: ast.expr) -> bool:
-    return not any(isinstance(n, ast.Name) and n.id != "os" for n in ast.walk(node))
+    return not any(isinstance(n, ast.Name) and n.id != "os" for n in walk(node))
 
 
 def _tail(facts: Facts, node: ast.expr) -> str | None:
@@ -297,7 +298,7 @@ PURE_CALLS = frozenset({"os.path.join", "str", "int", "pathlib.Path", "builtins.
 
 def pure(facts: Facts, node: ast.expr) -> bool:
     """Whether a path may be computed twice: names, texts and their joining."""
-    for part in ast.walk(node):
+    for part in walk(node):
         if isinstance(part, ast.Call) and facts.path(part) not in PURE_CALLS:
             if not (isinstance(part.func, ast.Attribute) and part.func.attr == "format"):
                 return False
@@ -327,6 +328,4 @@ def awaited(facts: Facts, call: ast.Call) -> ast.stmt | None:
 
 def asks_for_file(test: ast.expr) -> bool:
     """Whether a condition looks whether a file is there."""
-    return any(
-        isinstance(n, ast.Attribute) and n.attr in ("exists", "isfile", "is_file", "isdir", "is_dir", "listdir", "glob") for n in ast.walk(test)
-    )
+    return any(isinstance(n, ast.Attribute) and n.attr in ("exists", "isfile", "is_file", "isdir", "is_dir", "listdir", "glob") for n in walk(test))

@@ -8,6 +8,7 @@ from script2accel.analysis.distribution import proves_main
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 
 def quiet(facts: Facts, node: ast.AST, _known: dict[ast.AST, bool] | None = None) -> bool:
@@ -91,7 +92,7 @@ def runs_layers(facts: Facts, node: ast.Attribute) -> bool:
 
 
 def _calls_layers(facts: Facts, function: ast.AST, seen: frozenset[ast.AST]) -> bool:
-    for call in ast.walk(function):
+    for call in walk(function):
         if not isinstance(call, ast.Call):
             continue
         for obj in facts.machine.at.get(call.func, NOTHING).objs:

@@ -12,6 +12,7 @@ from script2accel.analysis.overriding import overriding
 from script2accel.analysis.roles import DEVICE_TEXT
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 KEEPS_DEVICE = frozenset(
     {
@@ -70,7 +71,7 @@ def _set_again(facts: Facts, definition: ast.stmt, target: ast.expr) -> bool:
 
 def _accelerators(facts: Facts, value: ast.expr) -> bool:
     """Whether an expression is the accelerator's device, or its type or text."""
-    return any(isinstance(n, ast.Attribute) and n.attr == "device" and facts.roles.of_node(n.value) == "accelerator" for n in ast.walk(value))
+    return any(isinstance(n, ast.Attribute) and n.attr == "device" and facts.roles.of_node(n.value) == "accelerator" for n in walk(value))
 
 
 def chooses_device(facts: Facts, value: ast.expr, used_as_device: bool) -> bool:
@@ -302,7 +303,7 @@ def _collated(facts: Facts, collate: Obj) -> list[Obj]:
     if collate.kind == "class":
         return [collate]
     site = collate.site if collate.kind == "function" else None
-    returns = [n for n in ast.walk(site) if isinstance(n, ast.Return)] if site is not None else []
+    returns = [n for n in walk(site) if isinstance(n, ast.Return)] if site is not None else []
     values = [site.body] if isinstance(site, ast.Lambda) else [n.value for n in returns]
     called = {value.func.id for value in values if isinstance(value, ast.Call) and isinstance(value.func, ast.Name)}
     return [cls for cls in facts.machine.bases if isinstance(cls.site, ast.ClassDef) and cls.site.name in called]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 RANK_WORDS = frozenset({"rank", "local_rank", "global_rank", "RANK", "LOCAL_RANK"})
 ENVIRONMENT = {
@@ -98,7 +99,7 @@ def summed_by_hand(facts: Facts, loop: ast.AST) -> list[ast.Call]:
     found = []
     for call in facts.calls:
         node = gives_agreement(facts, call)
-        if node is not None and any(loop in facts.machine.at[inner].marks for inner in ast.walk(node) if inner in facts.machine.at):
+        if node is not None and any(loop in facts.machine.at[inner].marks for inner in walk(node) if inner in facts.machine.at):
             found.append(call)
     return found
 
@@ -127,7 +128,7 @@ def asks_for_company(facts: Facts, test: ast.AST, depth: int = 0) -> bool:
     """Whether a test is true when several processes run: by the group, the world size, or a flag that follows from them."""
     if isinstance(test, ast.BoolOp):
         return (all if isinstance(test.op, ast.And) else any)(asks_for_company(facts, part, depth) for part in test.values)
-    for node in ast.walk(test):
+    for node in walk(test):
         if isinstance(node, ast.Call):
             if group_call(facts, node) in ("is_available", "is_initialized", "get_world_size"):
                 return True
@@ -144,7 +145,7 @@ def asks_for_company(facts: Facts, test: ast.AST, depth: int = 0) -> bool:
 
 
 def _returns_company(facts: Facts, function: ast.AST, depth: int) -> bool:
-    return any(isinstance(n, ast.Call) and asks_for_company(facts, n, depth + 1) for n in ast.walk(function))
+    return any(isinstance(n, ast.Call) and asks_for_company(facts, n, depth + 1) for n in walk(function))
 
 
 def company_flags(facts: Facts) -> dict[str, list[ast.expr]]:
@@ -165,7 +166,7 @@ def of_ranks(facts: Facts, value: ast.expr) -> bool:
     """Whether a truth value is computed from the number of processes, or from this one's."""
     if not isinstance(value, (ast.Compare, ast.BoolOp)):
         return False
-    for node in ast.walk(value):
+    for node in walk(value):
         if isinstance(node, ast.expr) and node in facts.machine.at and (facts.roles.of_node(node) in ("world size", "rank") or is_rank(facts, node)):
             return True
         if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node).rsplit(".", 1)[-1] in ("world_size", "num_processes", "ngpus", "n_gpu"):
@@ -221,7 +222,7 @@ def _by_hand(facts: Facts) -> Iterator[ByHand]:
 
 
 def _over_parameters(loop: ast.For) -> bool:
-    found = [n.func.attr for n in ast.walk(loop.iter) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    found = [n.func.attr for n in walk(loop.iter) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
     return any(name in ("parameters", "named_parameters", "state_dict", "buffers") for name in found)
 
 
@@ -230,15 +231,13 @@ def _of_gradient(facts: Facts, call: ast.Call, loop: ast.For) -> bool:
     if target is None:
         return False
     if isinstance(target, ast.Name):  # grad = param.grad.data
-        values = [
-            n.value for n in ast.walk(loop) if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == target.id for t in n.targets)
-        ]
-        return any(isinstance(n, ast.Attribute) and n.attr == "grad" for v in values for n in ast.walk(v))
-    return any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(target))
+        values = [n.value for n in walk(loop) if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == target.id for t in n.targets)]
+        return any(isinstance(n, ast.Attribute) and n.attr == "grad" for v in values for n in walk(v))
+    return any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in walk(target))
 
 
 def _divides(loop: ast.For) -> bool:
-    for node in ast.walk(loop):
+    for node in walk(loop):
         if isinstance(node, (ast.AugAssign, ast.BinOp)) and isinstance(node.op, ast.Div):
             return True
         if isinstance(node, ast.Attribute) and node.attr in ("div_", "div", "AVG"):
@@ -329,7 +328,7 @@ def _asked(facts: Facts, call: ast.Call, value: bool, depth: int) -> bool:
     if not functions or depth > 3 or not all(isinstance(f, FUNCTIONS) for f in functions):
         return value and "is_main_process" in ast.unparse(call)
     for function in functions:
-        given = [n.value for n in ast.walk(function) if isinstance(n, ast.Return)]  # type: ignore[arg-type]
+        given = [n.value for n in walk(function) if isinstance(n, ast.Return)]  # type: ignore[arg-type]
         if not given or not all(v is not None and proves_main(facts, v, value=value, depth=depth + 1) for v in given):
             return value and "is_main_process" in ast.unparse(call)
     return True

@@ -6,11 +6,12 @@ import ast
 
 from script2accel.analysis.distribution import is_rank, proves_main
 from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.source import walk
 
 
 def guards(facts: Facts, test: ast.expr) -> bool:
     """Whether a test asks which process this is."""
-    return proves_main(facts, test) or any(isinstance(n, ast.expr) and n in facts.machine.at and is_rank(facts, n) for n in ast.walk(test))
+    return proves_main(facts, test) or any(isinstance(n, ast.expr) and n in facts.machine.at and is_rank(facts, n) for n in walk(test))
 
 
 def uneven(facts: Facts, node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> str:
@@ -43,7 +44,7 @@ def _left(facts: Facts, statement: ast.stmt) -> bool:
     for above in facts.source.block(statement):
         if above is statement:
             return False
-        leaves = isinstance(above, ast.If) and any(isinstance(n, (ast.Return, ast.Continue, ast.Break)) for n in ast.walk(above))
+        leaves = isinstance(above, ast.If) and any(isinstance(n, (ast.Return, ast.Continue, ast.Break)) for n in walk(above))
         if leaves and _parts(facts, above.test):  # type: ignore[attr-defined]
             return True
     return False

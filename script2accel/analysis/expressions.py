@@ -9,7 +9,7 @@ from collections.abc import Callable
 from script2accel.analysis.program import Program
 from script2accel.analysis.values import NOTHING, Obj, Value, World, join_all
 from script2accel.knowledge.torch import DISTRIBUTED_SAMPLER, PROGRESS_ITERABLE
-from script2accel.source import Source
+from script2accel.source import Source, children, walk
 
 Key = tuple[object, object]
 Journal = dict[Key, "Value | None"]
@@ -84,7 +84,7 @@ class Expressions:
         while waiting:
             node, scope = waiting.pop()
             if not isinstance(node, BINDERS):
-                waiting += [(child, scope) for child in ast.iter_child_nodes(node) if not isinstance(child, LEAVES)]
+                waiting += [(child, scope) for child in children(node) if not isinstance(child, LEAVES)]
                 continue
             names = self.bound.setdefault(scope, set())
             match node:
@@ -116,7 +116,7 @@ class Expressions:
                 case ast.comprehension():
                     waiting += [(node.iter, scope), *((test, scope) for test in node.ifs)]
                     continue
-            waiting += [(child, scope) for child in ast.iter_child_nodes(node)]
+            waiting += [(child, scope) for child in children(node)]
 
     def owner(self, scope: ast.AST, name: str, *, store: bool = False) -> object:
         """The scope (or class object) whose variable a name is."""
@@ -208,7 +208,7 @@ class Expressions:
 
     def _parts(self, node: ast.expr, scope: ast.AST) -> Value:
         """An operation of parts: a new object that is marked by all of them."""
-        values = tuple(self.eval(child, scope) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+        values = tuple(self.eval(child, scope) for child in children(node) if isinstance(child, ast.expr))
         self.operands.setdefault(node, []).append(values)
         marks: frozenset[ast.AST] = frozenset().union(*(value.marks for value in values))
         return self.world.value("expr", "", None, node, marks)
@@ -687,7 +687,7 @@ class Expressions:
     def _set_once(self, scope: ast.AST, name: str) -> bool:
         """Whether nothing in the scope but its signature or a phase loop sets the name."""
         if (scope, name) not in self._stores:
-            stores = [n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
+            stores = [n for n in walk(scope) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
             self._stores[scope, name] = all(isinstance(self.source.parents[n], ast.For) for n in stores)
         return self._stores[scope, name]
 

@@ -13,7 +13,7 @@ from script2accel.analysis.program import Program
 from script2accel.analysis.roles import Roles
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
-from script2accel.source import Source
+from script2accel.source import Source, walk
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -101,9 +101,7 @@ class Facts:
         return [
             call
             for source in self.source.sources
-            for call in sorted(
-                (n for n in source.nodes if isinstance(n, ast.Call) and n.func in self.machine.at), key=lambda n: (n.lineno, n.col_offset)
-            )
+            for call in sorted((n for n in source.every(ast.Call) if n.func in self.machine.at), key=lambda n: (n.lineno, n.col_offset))
         ]
 
     def path(self, call: ast.Call) -> str:
@@ -135,8 +133,8 @@ class Facts:
     def assigned(self) -> dict[str, list[ast.expr]]:
         """What is assigned to each name or attribute, by its text, anywhere in the file."""
         table: dict[str, list[ast.expr]] = {}
-        for node in self.source.nodes:
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        for node in self.source.every(ast.Assign, ast.AnnAssign):
+            if node.value is not None:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     if isinstance(target, (ast.Name, ast.Attribute)):
                         table.setdefault(ast.unparse(target), []).append(node.value)
@@ -477,7 +475,7 @@ class Facts:
     def statements(self, block: list[ast.stmt]) -> Iterator[ast.AST]:
         """Every node below some statements."""
         for statement in block:
-            yield from ast.walk(statement)
+            yield from walk(statement)
 
 
 if TYPE_CHECKING:

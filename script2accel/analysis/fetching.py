@@ -7,6 +7,7 @@ import ast
 from script2accel.analysis.context import guarded
 from script2accel.analysis.facts import Facts
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 ASKS = frozenset({"exists", "isfile", "isdir", "is_file", "is_dir", "lexists"})
 
@@ -33,7 +34,7 @@ def _asking(facts: Facts, call: ast.Call) -> ast.If | None:
     for parent in facts.source.ancestors(call):
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             break
-        if isinstance(parent, ast.If) and any(_asks(node) for node in ast.walk(parent.test)):
+        if isinstance(parent, ast.If) and any(_asks(node) for node in walk(parent.test)):
             found = parent
     return found
 

@@ -17,6 +17,7 @@ from script2accel.analysis.evenly import uneven
 from script2accel.analysis.facts import Facts
 from script2accel.analysis.values import NOTHING, Obj, Value
 from script2accel.knowledge import torch as names
+from script2accel.source import children, walk
 
 TURNS = 8
 DEEP = 8  # behind a longer chain of calls an object stands for what comes of it
@@ -234,12 +235,12 @@ class Kinds:
 
     def _uneven(self, site: ast.AST) -> str:
         """Why an operation isn't made equally often on every rank, or of numbers that were set equally often."""
-        parts = [n for n in ast.iter_child_nodes(site) if isinstance(n, ast.expr)]
+        parts = [n for n in children(site) if isinstance(n, ast.expr)]
         return uneven(self.facts, site) or next((why for part in parts if (why := self.set_apart(part))), "") or self.unweighted(site)
 
     def unweighted(self, node: ast.AST) -> str:
         """Why the loss that a model gives, read here, is no mean over the joint batch, or ''."""
-        for inner in ast.walk(node) if ignores(self.facts) else ():
+        for inner in walk(node) if ignores(self.facts) else ():
             if (
                 isinstance(inner, ast.Attribute)
                 and inner.attr == "loss"
@@ -505,7 +506,7 @@ def _set_apart(facts: Facts) -> dict[tuple[ast.AST, str], int]:
     """(home, name) of what is set under a condition that differs between ranks, and what is set from it -> the line."""
     found: dict[tuple[ast.AST, str], int] = {}
     returns: dict[ast.AST, int] = {}
-    settings = [n for n in facts.source.nodes if isinstance(n, (ast.Assign, ast.AnnAssign, ast.Return)) and n.value is not None]
+    settings = [n for n in facts.source.every(ast.Assign, ast.AnnAssign, ast.Return) if n.value is not None]
     first = True
     while True:
         before = len(found) + len(returns)
@@ -532,7 +533,7 @@ def _line_apart(
     assert value is not None
     if first and facts.machine.marks_of(value) and uneven(facts, node):
         return node.lineno
-    for part in ast.walk(value):
+    for part in walk(value):
         if isinstance(part, ast.IfExp) and facts.machine.marks_of(part.test):
             return node.lineno
     if isinstance(value, (ast.Name, ast.Attribute)):
@@ -546,7 +547,7 @@ def _line_apart(
 def _assigned(facts: Facts, name: ast.Name) -> list[ast.expr]:
     """What a name of a function is assigned, if it is set by plain assignments only; else nothing."""
     function = facts.function(name)
-    stores = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name.id and not isinstance(n.ctx, ast.Load)]
+    stores = [n for n in walk(function) if isinstance(n, ast.Name) and n.id == name.id and not isinstance(n.ctx, ast.Load)]
     parents = [facts.source.parents[n] for n in stores]
     return [p.value for p in parents if isinstance(p, ast.Assign)] if all(isinstance(p, ast.Assign) for p in parents) else []
 

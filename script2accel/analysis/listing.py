@@ -97,9 +97,7 @@ _DEVICE_CALL = re.compile(r"^torch\.(device|set_default_device|cuda\.set_device)
 def device_names(roles: Roles) -> frozenset[str]:
     """Names (as written) that are given where a device belongs: `.to(x)`, `device=x`, `torch.device(x)`, `map_location=x`."""
     found = set()
-    for node in roles.machine.source.nodes:
-        if not isinstance(node, ast.Call):
-            continue
+    for node in roles.machine.source.every(ast.Call):
         callee = roles.machine.at.get(node.func)
         given = [keyword.value for keyword in node.keywords if keyword.arg in ("device", "map_location")]
         if (isinstance(node.func, ast.Attribute) and node.func.attr in names.MOVES) or (

@@ -13,7 +13,7 @@ from script2accel.analysis.calls import Calls
 from script2accel.analysis.overriding import sets_any
 from script2accel.analysis.program import Program
 from script2accel.analysis.values import NOTHING, Obj, Value, join_all
-from script2accel.source import Source
+from script2accel.source import Source, walk
 
 Key = tuple[object, object]
 Binding = Callable[["Machine"], None]
@@ -260,7 +260,7 @@ class Machine(Calls):
         return all(ended)
 
     def _leaves_by_jump(self, block: list[ast.stmt]) -> bool:
-        return any(isinstance(n, (ast.Break, ast.Continue)) for s in block for n in ast.walk(s))
+        return any(isinstance(n, (ast.Break, ast.Continue)) for s in block for n in walk(s))
 
     def do_For(self, node: ast.For | ast.AsyncFor, scope: ast.AST) -> bool:
         source = self.eval(node.iter, scope)
@@ -286,7 +286,7 @@ class Machine(Calls):
         self.eval(node.test, scope)
         self.guard = guard
         forever = isinstance(node.test, ast.Constant) and node.test.value
-        return bool(forever) and not any(isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(node))
+        return bool(forever) and not any(isinstance(n, (ast.Break, ast.Return)) for n in walk(node))
 
     def _unrolled(self, node: ast.For | ast.AsyncFor, phases: list[object], scope: ast.AST) -> None:
         """A loop over a few written constants is run once for each of them, so that what belongs to one phase stays there."""
@@ -345,7 +345,7 @@ class Machine(Calls):
     def do_Match(self, node: ast.Match, scope: ast.AST) -> bool:
         subject = self.eval(node.subject, scope)
         for case in node.cases:
-            for pattern in ast.walk(case.pattern):
+            for pattern in walk(case.pattern):
                 name = getattr(pattern, "name", None)
                 if isinstance(pattern, (ast.MatchAs, ast.MatchStar)) and name:
                     self.bind(scope, name, Value(subject.objs, subject.marks))

@@ -10,6 +10,7 @@ from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.randomness import drawn_by
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +34,8 @@ def order_of(facts: Facts, obj: Obj) -> Order:
     classes = [obj.base, *facts.machine.ancestors(obj.base)] if obj.base is not None else []
     if any(facts.machine.reaches(cls, names.DISTRIBUTED_SAMPLER) for cls in classes):
         shares = obj.site
-    for function in (f for cls in classes if cls.site is not None for f in ast.walk(cls.site) if isinstance(f, FUNCTIONS)):
-        for node in ast.walk(function):
+    for function in (f for cls in classes if cls.site is not None for f in walk(cls.site) if isinstance(f, FUNCTIONS)):
+        for node in walk(function):
             if facts.roles.of_node(node) in ("rank", "world size"):
                 shares = shares or node
             if not isinstance(node, ast.Call) or function.name == "__init__":
@@ -81,7 +82,7 @@ def _seeded(facts: Facts, obj: Obj) -> bool:
 
 
 def _differs(facts: Facts, node: ast.expr) -> bool:
-    drawn = any(isinstance(n, ast.Call) and _draw(facts, n) for n in ast.walk(node))
+    drawn = any(isinstance(n, ast.Call) and _draw(facts, n) for n in walk(node))
     return drawn or bool(facts.machine.marks_of(node)) or any(o.kind == "const" and o.name is None for o in facts.machine.at.get(node, NOTHING).objs)
 
 
@@ -91,8 +92,8 @@ def _between(facts: Facts, draw: ast.Call) -> bool:
     yields = (ast.Yield, ast.YieldFrom)
     if getattr(function, "name", "") != "__iter__":
         cls = facts.source.scope(function) if not isinstance(function, ast.Module) else None
-        return cls is None or any(isinstance(n, yields) for n in ast.walk(cls))
-    return any(isinstance(n, yields) for loop in facts.loops(draw) for n in ast.walk(loop))
+        return cls is None or any(isinstance(n, yields) for n in walk(cls))
+    return any(isinstance(n, yields) for loop in facts.loops(draw) for n in walk(loop))
 
 
 def loader_part(loader: Obj, name: str, place: int) -> Iterator[Obj]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from script2accel.source import Source
+from script2accel.source import Source, walk
 
 
 def sets_any(node: ast.AST) -> bool:
@@ -21,10 +21,10 @@ def sets_any(node: ast.AST) -> bool:
 
 def overriding(source: Source, module: ast.Module) -> list[ast.stmt]:
     """The statements of a module's body that may set any of its globals, themselves or in a function of the file that they call."""
-    functions = [n for n in source.nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    setters = {f.name for f in functions if any(sets_any(n) for n in ast.walk(f))}
+    functions = source.every(ast.FunctionDef, ast.AsyncFunctionDef)
+    setters = {f.name for f in functions if any(sets_any(n) for n in walk(f))}
     body = [s for s in module.body if not isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
-    return [s for s in body if any(_sets(n, setters) for n in ast.walk(s))]
+    return [s for s in body if any(_sets(n, setters) for n in walk(s))]
 
 
 def _sets(node: ast.AST, setters: set[str]) -> bool:

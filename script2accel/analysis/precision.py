@@ -11,6 +11,7 @@ from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.origins import argument
 from script2accel.analysis.values import NOTHING
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 With = ast.With | ast.AsyncWith
 
@@ -142,14 +143,14 @@ def definition(facts: Facts, node: ast.expr) -> ast.expr | None:
             if not isinstance(owner, ast.AST):
                 return None
             stores = [
-                n for n in ast.walk(owner) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) and source.scope(n) is owner
+                n for n in walk(owner) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) and source.scope(n) is owner
             ]
             if not stores and isinstance(owner, FUNCTIONS):
                 given = [argument(c, owner, name, method=isinstance(source.scope(owner), ast.ClassDef)) for c in facts.callers(owner)]
                 return given[0] if len(given) == 1 else None
         case ast.Attribute(value=ast.Name(id=me), attr=name) if isinstance(scope, FUNCTIONS) and scope.args.args and scope.args.args[0].arg == me:
             cls = source.scope(scope)
-            stores = [n for n in ast.walk(cls) if isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, ast.Store)]  # type: ignore[misc]
+            stores = [n for n in walk(cls) if isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, ast.Store)]  # type: ignore[misc]
         case _:
             return None
     statement = source.statement(stores[0]) if len(stores) == 1 else None

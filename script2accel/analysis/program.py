@@ -41,9 +41,10 @@ class Program(Tree):
         self.sources.append(source)
         self.by_tree[source.tree] = source
         self.__dict__.pop("nodes", None)
+        self._every.clear()
 
     @cached_property
-    def nodes(self) -> list[ast.AST]:
+    def nodes(self) -> list[ast.AST]:  # type: ignore[override]
         """Every node of every file."""
         return [node for source in self.sources for node in source.nodes]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from script2accel.analysis.facts import Facts, Function, View
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,7 @@ def alike(facts: Facts, draws: list[ast.Call]) -> list[Seeding]:
 
 def _by_rank(facts: Facts, node: ast.expr) -> bool:
     """Whether a seed is computed from the process's place: the script sets its processes apart itself."""
-    held = [facts.machine.at[n] for n in ast.walk(node) if n in facts.machine.at]
+    held = [facts.machine.at[n] for n in walk(node) if n in facts.machine.at]
     return any(facts.roles.of(o) == "rank" for value in held for o in value.objs)
 
 

@@ -11,6 +11,7 @@ from script2accel.analysis.facts import FUNCTIONS, Facts, View
 from script2accel.analysis.kinds import Kind, Kinds
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
+from script2accel.source import children, walk
 
 LOGS = frozenset({"info", "debug", "warning", "error", "log", "critical"})
 BAR = frozenset({"set_postfix", "set_postfix_str", "set_description", "set_description_str", "write", "update"})
@@ -175,7 +176,7 @@ class _Finder:
             if self._holds(node):
                 missed.append((node, "it holds numbers of this rank's own"))
             return None
-        if why := next((why for n in ast.walk(node) if isinstance(n, ast.expr) and (why := self.kinds.set_apart(n))), self.kinds.unweighted(node)):
+        if why := next((why for n in walk(node) if isinstance(n, ast.expr) and (why := self.kinds.set_apart(n))), self.kinds.unweighted(node)):
             missed.append((node, why))
         elif kind.degree not in (0, 1):
             missed.append((node, "it grows in another way than a mean or a sum does"))
@@ -191,8 +192,8 @@ class _Finder:
             if marked:
                 missed.append((node, "it is computed in a part of an expression that not every rank comes to"))
             return
-        children = [c.value if isinstance(c, ast.keyword) else c for c in ast.iter_child_nodes(node)]
-        for child in children:
+        parts = [c.value if isinstance(c, ast.keyword) else c for c in children(node)]
+        for child in parts:
             if isinstance(node, ast.Call) and child is node.func:
                 child = child.value if isinstance(child, ast.Attribute) else None  # type: ignore[assignment]
             if isinstance(child, ast.expr):
@@ -202,7 +203,7 @@ class _Finder:
 
     def _of_samples(self, node: ast.expr) -> bool:
         """Whether an operation takes a tensor of the batch: its parts aren't numbers."""
-        parts = [c.value if isinstance(c, ast.keyword) else c for c in ast.iter_child_nodes(node)]
+        parts = [c.value if isinstance(c, ast.keyword) else c for c in children(node)]
         parts += [p.value for p in parts if isinstance(p, ast.Attribute)]
         return any(isinstance(p, ast.expr) and self.kinds.of_node(p).form == "samples" for p in parts)
 

@@ -12,6 +12,7 @@ from script2accel.analysis.machine import Machine
 from script2accel.analysis.values import NOTHING, Obj, Value
 from script2accel.diagnostics import Evidence
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CONSTRUCTORS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("optimizer", names.OPTIMIZER, "made by `{path}`"),
@@ -758,13 +759,13 @@ def _is_key(obj: Obj) -> bool:
 
 def _called_on(tree: ast.AST, method: str) -> list[ast.expr]:
     """What a method of some name is called on, anywhere below a node."""
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node.func for node in walk(tree) if isinstance(node, ast.Call)]
     return [func.value for func in calls if isinstance(func, ast.Attribute) and func.attr == method]
 
 
 def _written(tree: ast.AST, key: str) -> list[ast.expr]:
     """The mappings whose `key` is set, anywhere below a node."""
-    stores = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    stores = [node for node in walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
     return [node.value for node in stores if isinstance(node.slice, ast.Constant) and node.slice.value == key]
 
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.facts import FUNCTIONS, Facts
+from script2accel.source import walk
 
 MOST_NAMES = 64
 
@@ -15,7 +16,7 @@ def meaning(facts: Facts, node: ast.expr) -> Iterator[ast.AST]:
     waiting: list[ast.expr] = [node]
     seen: set[str] = set()
     while waiting:
-        for part in ast.walk(waiting.pop()):
+        for part in walk(waiting.pop()):
             yield part
             if isinstance(part, (ast.Name, ast.Attribute)) and len(seen) < MOST_NAMES and (text := ast.unparse(part)) not in seen:
                 seen.add(text)
@@ -53,7 +54,7 @@ def events(body: list[ast.stmt]) -> Iterator[tuple[str, str, ast.AST]]:
                 yield from reads_and_stores(value)
                 for target in targets:
                     yield from reads_and_stores(target)
-                    yield from (("store", str(text_of(n)), n) for n in ast.walk(target) if isinstance(n, ast.Subscript) and text_of(n) is not None)
+                    yield from (("store", str(text_of(n)), n) for n in walk(target) if isinstance(n, ast.Subscript) and text_of(n) is not None)
             case ast.AugAssign(target=target, value=value):
                 yield from reads_and_stores(value)
                 if (text := text_of(target)) is not None:
@@ -78,7 +79,7 @@ def events(body: list[ast.stmt]) -> Iterator[tuple[str, str, ast.AST]]:
 
 def reads_and_stores(node: ast.AST) -> Iterator[tuple[str, str, ast.AST]]:
     """("load" or "store", text, node) of each name and attribute below a node."""
-    for inner in ast.walk(node):
+    for inner in walk(node):
         if isinstance(inner, (ast.Name, ast.Attribute)):
             yield ("store" if isinstance(inner.ctx, ast.Store) else "load"), ast.unparse(inner), inner
 
@@ -89,10 +90,10 @@ def closure(loop: ast.AST, wanted: set[str]) -> set[str]:
     growing = True
     while growing:
         before = len(wanted)
-        for node in ast.walk(loop):
+        for node in walk(loop):
             if isinstance(node, (ast.Assign, ast.AugAssign)):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if wanted & {text for t in targets for inner in ast.walk(t) if (text := text_of(inner)) is not None}:
+                if wanted & {text for t in targets for inner in walk(t) if (text := text_of(inner)) is not None}:
                     wanted |= {text for _, text, _ in reads_and_stores(node.value)}
         growing = len(wanted) > before
     return wanted

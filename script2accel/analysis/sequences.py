@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from script2accel.analysis.facts import Backward, Facts, Forward
 from script2accel.analysis.values import NOTHING, Obj
+from script2accel.source import walk
 
 
 class UnclearError(Exception):
@@ -45,7 +46,7 @@ def sequence_step(facts: Facts, backward: Backward) -> SequenceStep:
     stretch = tuple(block[first : last + 1])
     names = _computed(facts, forward, stretch)
     loss = backward.loss.id if isinstance(backward.loss, ast.Name) else ""
-    reads = [n for n in ast.walk(loops[0]) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.lineno > (end.end_lineno or end.lineno)]
+    reads = [n for n in walk(loops[0]) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.lineno > (end.end_lineno or end.lineno)]
     for node in reads:
         if node.id in names and node.id != loss:
             raise UnclearError(node, f"`{node.id}` is read behind the backward pass, and holds one process's part of the sequence")
@@ -127,7 +128,7 @@ def _keys(facts: Facts, loader: Obj) -> tuple[str, ...]:
 def _returned(function: ast.AST) -> tuple[str, ...]:
     """The keys of the one table that a function gives back."""
     found = []
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.Return):
             match node.value:
                 case ast.Dict(keys=keys) if all(isinstance(key, ast.Constant) for key in keys):

@@ -11,6 +11,7 @@ from script2accel.analysis.rows import leaves, meaning, ordered
 from script2accel.analysis.undealt import Judge
 from script2accel.analysis.values import NOTHING
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 __all__ = ["Sliced", "dealt_by_hand", "divisions", "ordered", "sliced_loops"]
 LENGTHS = frozenset({"len", "size", "shape", "numel"})
@@ -104,7 +105,7 @@ def _counts_batches(facts: Facts, stop: ast.expr) -> bool:
 def _slices_by(facts: Facts, loop: ast.For, index: str, stop: ast.expr) -> bool:
     """Whether the loop takes `[index * size : ...]` of something, and its end is something divided by that size."""
     sizes = {ast.unparse(p.right) for p in meaning(facts, stop) if isinstance(p, ast.BinOp) and isinstance(p.op, (ast.FloorDiv, ast.Div))}
-    for node in ast.walk(loop):
+    for node in walk(loop):
         match node:
             case ast.Slice(lower=ast.BinOp(left=left, op=ast.Mult(), right=right)):
                 texts = {ast.unparse(left), ast.unparse(right)}
@@ -133,20 +134,20 @@ def _orders(facts: Facts, train: TrainLoop, loop: ast.For) -> Iterator[ast.Call]
 
 def _columns(facts: Facts, loop: ast.For, index: str) -> tuple[ast.Assign, ast.expr] | None:
     """`data = batchify(source, size)`: where the data that a loop goes through was laid out in `size` columns, if nothing else reads it."""
-    bases = {ast.unparse(b) for node in ast.walk(loop) for b in _gone_through(node, index)}
+    bases = {ast.unparse(b) for node in walk(loop) for b in _gone_through(node, index)}
     values = facts.program.assigned.get(next(iter(bases)), []) if len(bases) == 1 else []
     call = values[0] if len(values) == 1 else None
     statement = facts.source.statement(call) if call is not None else None
     if not isinstance(call, ast.Call) or not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name) or call.keywords:
         return None
     name = statement.targets[0].id
-    reads = {n for n in facts.source.nodes if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)} - set(ast.walk(loop))
+    reads = {n for n in facts.source.every(ast.Name) if n.id == name and isinstance(n.ctx, ast.Load)} - set(walk(loop))
     if facts.all_loops(statement) or not all(_measured(facts, n) for n in reads):
         return None
     for function in (o.site for o in facts.machine.at[call.func].objs):
         if not isinstance(function, ast.FunctionDef):
             return None
-        for node in ast.walk(function):
+        for node in walk(function):
             match node:
                 case ast.Call(
                     func=ast.Attribute(
@@ -173,9 +174,7 @@ def _measured(facts: Facts, node: ast.Name) -> bool:
 def _gone_through(node: ast.AST, index: str) -> Iterator[ast.Name]:
     """What an index runs along: `data[index : ...]`, or `get_batch(data, index)`."""
     match node:
-        case ast.Subscript(value=ast.Name() as base, slice=ast.Slice() as rows) if any(
-            isinstance(n, ast.Name) and n.id == index for n in ast.walk(rows)
-        ):
+        case ast.Subscript(value=ast.Name() as base, slice=ast.Slice() as rows) if any(isinstance(n, ast.Name) and n.id == index for n in walk(rows)):
             yield base
         case ast.Call(args=[ast.Name() as base, ast.Name(id=name)]) if name == index:
             yield base
@@ -191,9 +190,9 @@ def dealt_by_hand(facts: Facts, train: TrainLoop) -> bool:
 def divisions(facts: Facts, sliced: Sliced) -> Iterator[ast.BinOp]:
     """Divisions of a process's own sum by the number of all rows or batches."""
     counts = leaves(facts, sliced.stop, sliced.step)
-    counted = {n.target.id for n in ast.walk(sliced.train.loop) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
-    for node in facts.source.nodes:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and facts.machine.marks_of(node.left):
+    counted = {n.target.id for n in walk(sliced.train.loop) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
+    for node in facts.source.every(ast.BinOp):
+        if isinstance(node.op, ast.Div) and facts.machine.marks_of(node.left):
             right = leaves(facts, node.right)
             if right & counts and not right & counted and not facts.machine.marks_of(node.right) and _measures(facts, node.right, sliced):
                 yield node

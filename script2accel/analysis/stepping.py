@@ -13,6 +13,7 @@ from script2accel.analysis.accumulation import Accumulation, accumulations
 from script2accel.analysis.facts import FUNCTIONS, LOOPS, Backward, Step, View
 from script2accel.analysis.values import NOTHING
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
 TOUCHED = ("model", "criterion", "optimizer", "scheduler", "ema")
@@ -77,8 +78,8 @@ def _harmless(facts: View, statement: ast.stmt) -> bool:
     if _clips_or_unscales(facts, statement):
         return True
     if isinstance(statement, ast.If) and not statement.orelse and all(_clips_or_unscales(facts, s) for s in statement.body):
-        return not any(_touches(facts, n) for n in ast.walk(statement.test))
-    return not any(isinstance(n, LEAVES) or _touches(facts, n) for n in ast.walk(statement))
+        return not any(_touches(facts, n) for n in walk(statement.test))
+    return not any(isinstance(n, LEAVES) or _touches(facts, n) for n in walk(statement))
 
 
 def _clips_or_unscales(facts: View, statement: ast.stmt) -> bool:
@@ -102,7 +103,7 @@ def _touches(facts: View, node: ast.AST, seen: frozenset[ast.AST] = frozenset())
         if callee.kind in ("function", "method", "class", "instance") and callee.site not in seen:
             if not isinstance(callee.site, (*FUNCTIONS, ast.ClassDef)):
                 return True
-            if any(_touches(facts, n, seen | {callee.site}) for n in ast.walk(callee.site)):
+            if any(_touches(facts, n, seen | {callee.site}) for n in walk(callee.site)):
                 return True
     return False
 
@@ -157,6 +158,6 @@ def _is_zeroed(facts: View, statement: ast.stmt, zeros: set[ast.stmt], seen: fro
 
 def _gradients(facts: View) -> Iterator[Fault]:
     """Looks at gradients: the engine keeps them in parts, and forgets them with the step."""
-    for node in facts.source.nodes:
-        if isinstance(node, ast.Attribute) and node.attr == "grad" and node in facts.machine.at:
+    for node in facts.source.every(ast.Attribute):
+        if node.attr == "grad" and node in facts.machine.at:
             yield node, f"`{facts.source.segment(node)}` looks at gradients, which the engine keeps to itself"

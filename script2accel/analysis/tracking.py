@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import trackers as names
+from script2accel.source import walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +192,7 @@ def _media(facts: Facts, values: ast.expr) -> bool:
         return not objs or any(o.kind != "dict" for o in objs) or any(o.path.split(".")[0] in names.REWRITTEN for o in held)
     if not isinstance(values, ast.Dict):
         return True
-    return any(isinstance(n, ast.Call) and facts.path(n).split(".")[0] in names.REWRITTEN for n in ast.walk(values))
+    return any(isinstance(n, ast.Call) and facts.path(n).split(".")[0] in names.REWRITTEN for n in walk(values))
 
 
 def _last(facts: Facts, call: ast.Call) -> bool:

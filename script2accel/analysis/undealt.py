@@ -9,6 +9,7 @@ from script2accel.analysis.facts import FUNCTIONS, Facts, Forward, TrainLoop
 from script2accel.analysis.rows import closure, events, leaves, ordered, reads_and_stores, text_of
 from script2accel.analysis.values import NOTHING
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 JUMPS = (ast.Break, ast.Continue, ast.Return)
 FILLING = frozenset({"append", "extend", "insert", "add", "update", "push", "put", "appendleft", "copy_", "fill_", "index_copy_"})
@@ -69,16 +70,16 @@ class Judge:
     def _made_on_the_way(self) -> tuple[ast.AST, str] | None:
         """Rows that are made between the passes, as a rollout is: each process has its own, and would leave out some of them."""
         facts = self.facts
-        inside = {n for loop in (self.loop, self.train.loop) for n in ast.walk(loop)}
+        inside = {n for loop in (self.loop, self.train.loop) for n in walk(loop)}
         around = [loop for loop in facts.all_loops(self.train.loop) if loop is not self.train.loop]
         wanted = self._wanted(self.train.loop) | self._wanted(self.loop)
         for loop in around:
             wanted = closure(loop, wanted)
-        for statement in (n for loop in around for s in loop.body for n in ast.walk(s) if isinstance(n, ast.stmt) and n not in inside):
+        for statement in (n for loop in around for s in loop.body for n in walk(s) if isinstance(n, ast.stmt) and n not in inside):
             made = isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and statement.value is not None
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)] if made else []
-            stored = {text for t in targets if t is not None for n in ast.walk(t) if (text := text_of(n)) is not None}
-            if stored & wanted and any(isinstance(n, ast.Call) and not self._only_reorders(n) for n in ast.walk(statement.value)):  # type: ignore[attr-defined]
+            stored = {text for t in targets if t is not None for n in walk(t) if (text := text_of(n)) is not None}
+            if stored & wanted and any(isinstance(n, ast.Call) and not self._only_reorders(n) for n in walk(statement.value)):  # type: ignore[attr-defined]
                 return statement, f"`{sorted(stored & wanted)[0]}` is made anew between the passes over it"
             kept = statement.value if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
             owner = kept.func.value if kept is not None and isinstance(kept.func, ast.Attribute) else None
@@ -104,7 +105,7 @@ class Judge:
                 first.setdefault(text, what)
                 if what == "store" and first[text] == "load" and text in wanted:
                     return node, f"`{text}` is carried from one batch to the next"
-            for node in ast.walk(loop):
+            for node in walk(loop):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FILLING:
                     owner = text_of(node.func.value)
                     if owner in wanted and first.get(str(owner)) != "store":
@@ -116,7 +117,7 @@ class Judge:
             function = facts.function(forward.call)
             if function is facts.function(self.train.loop):
                 continue
-            said = next((n for n in ast.walk(function) if isinstance(n, (ast.Global, ast.Nonlocal))), None)
+            said = next((n for n in walk(function) if isinstance(n, (ast.Global, ast.Nonlocal))), None)
             kept: ast.AST | None = _state(function) or said
             if kept is not None:
                 return kept, f"`{ast.unparse(kept)}` is kept from one batch to the next"
@@ -124,7 +125,7 @@ class Judge:
 
     def _wanted(self, loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:
         """The names and attributes from which a loop's text computes batches and what models are given."""
-        inside = set(ast.walk(loop))
+        inside = set(walk(loop))
         calls = [f.call for f in self.forwards if f.call in inside]
         calls += [c for c in self.facts.calls if c in inside and any(self.facts.inside(c, f.call) or self._runs(c, f) for f in self.forwards)]
         given = [a for c in calls for a in (*c.args, *(k.value for k in c.keywords))]
@@ -140,8 +141,8 @@ class Judge:
         """A jump that depends on the rows at hand: the last batches differ in size."""
         for loop in dict.fromkeys((self.loop, self.train.loop)):
             wanted = self._wanted(loop) | {self.index}
-            for node in (n for s in loop.body for n in ast.walk(s)):
-                jumps = isinstance(node, ast.If) and any(isinstance(n, JUMPS) for s in (*node.body, *node.orelse) for n in ast.walk(s))
+            for node in (n for s in loop.body for n in walk(s)):
+                jumps = isinstance(node, ast.If) and any(isinstance(n, JUMPS) for s in (*node.body, *node.orelse) for n in walk(s))
                 if isinstance(node, ast.If) and jumps and wanted & {text for _, text, _ in reads_and_stores(node.test)}:
                     return node, f"`{ast.unparse(node.test)}` leaves out batches, and not the same ones on each process"
         return None
@@ -149,7 +150,7 @@ class Judge:
     def _counted(self) -> tuple[ast.AST, str] | None:
         """A number of batches that the loop asks for, as a schedule written by hand does: it is that of one process."""
         facts = self.facts
-        for node in (n for s in self.train.loop.body for n in ast.walk(s)):
+        for node in (n for s in self.train.loop.body for n in walk(s)):
             counting = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Div)) and bool(leaves(facts, node.left) & self.counts)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id != self.index:
                 values = facts.program.assigned.get(node.id, [])
@@ -188,7 +189,7 @@ def _strays(facts: Facts, body: list[ast.stmt], index: str, depth: int = 0) -> t
     growing = True
     while growing:
         growing = False
-        for node in (n for s in body for n in ast.walk(s)):
+        for node in (n for s in body for n in walk(s)):
             if not isinstance(node, ast.Name) or node.id not in tainted:
                 continue
             if isinstance(node.ctx, ast.Store):
@@ -258,7 +259,7 @@ def _harmless(facts: Facts, statement: ast.stmt) -> bool:
 
 def _state(scope: ast.AST) -> ast.Attribute | None:
     """An attribute of `self` that methods set while they run, and read."""
-    methods = [f for f in ast.walk(scope) if isinstance(f, FUNCTIONS) and f.name not in ("__init__", "reset_parameters")]
-    attributes = [n for f in methods for n in ast.walk(f) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "self"]
+    methods = [f for f in walk(scope) if isinstance(f, FUNCTIONS) and f.name not in ("__init__", "reset_parameters")]
+    attributes = [n for f in methods for n in walk(f) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "self"]
     read = {n.attr for n in attributes if isinstance(n.ctx, ast.Load)}
     return next((n for n in attributes if isinstance(n.ctx, ast.Store) and n.attr in read), None)

@@ -47,6 +47,7 @@ from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import children
 
 CODE, NAME = "S2A401", "hand-made-accumulation"
 GATE = Message(
@@ -149,9 +150,7 @@ def _told(found: Problem) -> Diagnostic:
 
 def _by_hand(facts: View) -> Iterator[ast.Attribute]:
     """The places that choose by hand when gradients are synchronised."""
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Attribute):
-            continue
+    for node in facts.source.every(ast.Attribute):
         context = node.attr == "no_sync" and facts.roles.of_node(node.value) != "accelerator"
         if context or (node.attr == "require_backward_grad_sync" and isinstance(node.ctx, ast.Store)):
             yield node
@@ -220,7 +219,7 @@ class _Loop:
                 return True
             if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
                 continue
-            inner = list(ast.iter_child_nodes(node))
+            inner = list(children(node))
             waiting += [n for n in inner if not isinstance(n, ast.Break)] if isinstance(node, LOOPS) else inner
         return False
 

@@ -20,8 +20,8 @@ CODE, NAME = "S2A208", "batch-size"
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    for node in facts.source.nodes:
-        if isinstance(node, ast.Attribute) and node.attr == "batch_size" and decisions.prepared_here(node.value, "loader"):
+    for node in facts.source.every(ast.Attribute):
+        if node.attr == "batch_size" and decisions.prepared_here(node.value, "loader"):
             edits = replace_range(facts.source.end(node) - len("batch_size"), facts.source.end(node), "total_batch_size")
             yield Change(CODE, NAME, "a prepared loader has no batch_size of its own", node.lineno, edits, source="R45")
 

@@ -23,6 +23,7 @@ from script2accel.change.edits import add_argument, add_before, add_behind, ensu
 from script2accel.change.plan import Change, Edit, Remove, Splice
 from script2accel.decisions import Decisions, Prepare, ident
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 from script2accel.states import restored_in
 
 CODE, NAME = "S2A602", "checkpoint-state"
@@ -273,9 +274,9 @@ def _used(facts: View, load: Loaded, block: list[ast.stmt], going: list[ast.stmt
     """What does something with a model or optimizer in statements that run while its state isn't in place."""
     objs = {ident(o) for r in load.restored for o in r.objs}
     start = load.call.lineno if going is not None else 0
-    skipped = {n for s in going or [] for n in ast.walk(s)}
-    for node in facts.program.source.nodes:
-        if not isinstance(node, (ast.Name, ast.Attribute)) or node in skipped or not isinstance(node.ctx, ast.Load):
+    skipped = {n for s in going or [] for n in walk(s)}
+    for node in facts.program.source.every(ast.Name, ast.Attribute):
+        if node in skipped or not isinstance(node.ctx, ast.Load):
             continue
         if not any(ident(o) in objs for o in facts.machine.at.get(node, NOTHING).objs) or _harmless(facts, node):
             continue
@@ -314,7 +315,7 @@ def _asked(facts: View, load: Loaded) -> Iterator[Change | Diagnostic]:
     for parent in facts.source.ancestors(load.call):
         if not isinstance(parent, ast.If):
             continue
-        for call in ast.walk(parent.test):
+        for call in walk(parent.test):
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in ("isfile", "is_file"):
                 continue
             asked = call.args[0] if call.args else call.func.value

@@ -18,6 +18,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A266", "checkpointed-twice"
 TWICE = Message(
@@ -50,11 +51,11 @@ def _block(call: ast.Call) -> tuple[str, ...]:
 
 def _again(facts: View, call: ast.Call) -> bool:
     """Whether a loop of the same function calls the same block again: neither it nor what it is given is named by the loop, or made in it."""
-    read = {n.id for part in call.args for n in ast.walk(part) if isinstance(n, ast.Name)}
+    read = {n.id for part in call.args for n in walk(part) if isinstance(n, ast.Name)}
     for loop in facts.loops(call):
         if isinstance(loop, ast.While):
             continue  # its counter may choose the block
-        own = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)} | {n.name for n in ast.walk(loop) if isinstance(n, ast.FunctionDef)}
+        own = {n.id for n in walk(loop.target) if isinstance(n, ast.Name)} | {n.name for n in walk(loop) if isinstance(n, ast.FunctionDef)}
         if not read & own:
             return True
     return False

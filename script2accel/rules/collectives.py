@@ -19,6 +19,7 @@ from script2accel.change.edits import ensure_import, merge, replace
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 
 CODE, NAME = "S2A505", "collective"
 PARTS = Message(
@@ -138,7 +139,7 @@ def _own(facts: View, node: ast.expr) -> bool:
         scope, {}
     ):
         return False
-    bound = [n for n in ast.walk(scope) if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)]
+    bound = [n for n in walk(scope) if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)]
     return bool(bound) and all(isinstance(n.value, (ast.Call, ast.BinOp)) for n in bound) and bool(facts.machine.at.get(node, NOTHING).objs)
 
 

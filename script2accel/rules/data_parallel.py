@@ -24,6 +24,7 @@ from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A502", "wrapper-by-hand"
 OPTION = Message(
@@ -126,8 +127,8 @@ def _options(facts: View, decisions: Decisions, calls: list[ast.Call]) -> Iterat
 
 def _accesses(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     chosen: set[ast.IfExp] = set()
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Attribute) or not passes_wrapper(facts, node):
+    for node in facts.source.every(ast.Attribute):
+        if not passes_wrapper(facts, node):
             continue
         if not isinstance(node.ctx, ast.Load):
             yield SET.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
@@ -135,7 +136,7 @@ def _accesses(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic
         choice = next((p for p in facts.source.ancestors(node) if isinstance(p, ast.IfExp)), None)
         if choice is not None and choice not in chosen and _same_behind(facts, choice):
             chosen.add(choice)
-            kept = choice.body if any(n is node for n in ast.walk(choice.body)) else choice.orelse
+            kept = choice.body if any(n is node for n in walk(choice.body)) else choice.orelse
             start, end = facts.source.outer(choice)
             edits = merge([replace_range(start, facts.source.start(kept), ""), replace_range(facts.source.end(kept), end, "")])
             yield Change(CODE, NAME, "the model is reached in one way, whether it is wrapped or not", node.lineno, edits, source="R63")
@@ -189,7 +190,7 @@ def _behind_wrapper(facts: View, call: ast.Call) -> bool:
     """Whether the name that is asked for its weights is one that was bound to the wrapper."""
     assert isinstance(call.func, ast.Attribute)
     text = ast.unparse(call.func.value)
-    if any(passes_wrapper(facts, n) for value in facts.assigned.get(text, ()) for n in ast.walk(value)):
+    if any(passes_wrapper(facts, n) for value in facts.assigned.get(text, ()) for n in walk(value)):
         return False  # raw_model = model.module
     for obj in facts.machine.at.get(call.func.value, NOTHING).objs:
         for node in facts.machine.used(obj.inner, "wrapped"):
@@ -198,7 +199,7 @@ def _behind_wrapper(facts: View, call: ast.Call) -> bool:
             if (
                 any(ast.unparse(t) == text for t in targets)
                 or not targets
-                or not any(ast.unparse(v) == text for v in ast.walk(statement) if isinstance(v, (ast.Name, ast.Attribute)))
+                or not any(ast.unparse(v) == text for v in walk(statement) if isinstance(v, (ast.Name, ast.Attribute)))
             ):
                 return True
     return False

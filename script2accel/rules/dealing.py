@@ -22,6 +22,7 @@ from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
 from script2accel.knowledge.accelerate import FIRST_STATE
+from script2accel.source import walk
 
 CODE, NAME = "S2A244", "dealing"
 STREAM = Message(
@@ -175,7 +176,7 @@ def _has_size(facts: View, obj: Obj) -> bool:
         isinstance(n, ast.Attribute) and n.attr == "batch_size" and isinstance(n.ctx, ast.Store)
         for cls in classes
         if cls.site is not None
-        for n in ast.walk(cls.site)
+        for n in walk(cls.site)
     )
     bases = [base for cls in classes for base in facts.machine.bases.get(cls, ()) if base.kind == "external"]
     return stored or any(str(base.name).endswith("BatchSampler") for base in bases)

@@ -84,8 +84,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 
 def _swallowed(facts: View) -> Iterator[Diagnostic]:
     """Handlers that go on with the next batch when a forward or backward pass fails on this rank (for want of memory, say)."""
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Try) or not any(facts.inside(s, b.call) for s in node.body for b in facts.backwards):
+    for node in facts.source.every(ast.Try):
+        if not any(facts.inside(s, b.call) for s in node.body for b in facts.backwards):
             continue
         if not facts.in_train_loop(node):
             continue

@@ -21,6 +21,7 @@ from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge.torch import CUDA_QUERY
+from script2accel.source import walk
 
 CODE, NAME = "S2A102", "device-move"
 NOWHERE = Message(
@@ -90,7 +91,7 @@ def _cut(facts: View, move: Move) -> tuple[Edit, ...]:
 
 def _nothing_left(facts: View, statement: ast.stmt, found: list[Move]) -> bool:
     return not any(move.rest for move in found) and nothing_left(
-        statement, [move.call for move in found], [c for c in wrappers(facts) if c in ast.walk(statement)]
+        statement, [move.call for move in found], [c for c in wrappers(facts) if c in walk(statement)]
     )
 
 
@@ -113,8 +114,8 @@ def _empty_blocks(facts: View, gone: set[ast.stmt]) -> list[ast.If]:
 
 
 def _only_reads(facts: View, test: ast.expr) -> bool:
-    return all(CUDA_QUERY.match(facts.path(call)) or facts.path(call) == "len" for call in ast.walk(test) if isinstance(call, ast.Call)) and not any(
-        isinstance(n, (ast.NamedExpr, ast.Await, ast.Yield)) for n in ast.walk(test)
+    return all(CUDA_QUERY.match(facts.path(call)) or facts.path(call) == "len" for call in walk(test) if isinstance(call, ast.Call)) and not any(
+        isinstance(n, (ast.NamedExpr, ast.Await, ast.Yield)) for n in walk(test)
     )
 
 

@@ -20,6 +20,7 @@ from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.launched import devices
+from script2accel.source import walk
 
 CODE, NAME = "S2A101", "device-name"
 NO_EFFECT = Message(
@@ -44,7 +45,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         if last is not None:
             edits = _behind(facts, decisions, definition, last)
         elif whole is not None:
-            done |= {node for node in ast.walk(whole) if isinstance(node, ast.stmt)}
+            done |= {node for node in walk(whole) if isinstance(node, ast.stmt)}
             target = _targets(definition)[0]
             text = f"{facts.source.segment(target)} = {_form(facts, decisions, definition)}"
             edits = replace(facts.source, whole, text)
@@ -91,7 +92,7 @@ def _texts(facts: View, definition: ast.Assign | ast.AnnAssign) -> list[str] | N
     for node in facts.source.nodes:
         match node:
             case ast.Compare(left=left, comparators=others) if any(_holds(facts, part, definition) for part in (left, *others)):
-                texts = [n.value for part in (left, *others) for n in ast.walk(part) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+                texts = [n.value for part in (left, *others) for n in walk(part) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
                 used, found = used or bool(texts), found + texts
             case ast.Attribute(value=owner, attr=attr) if attr in STRING_METHODS and _holds(facts, owner, definition):
                 used = True
@@ -118,7 +119,7 @@ def _targets(definition: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 
 def _given(facts: View, decisions: Decisions) -> Iterator[Change]:
     """`Trainer(model, torch.device(args.device))`: a device that is chosen where it is handed on."""
-    chosen = {n for d in own_definitions(facts) if d.value is not None for n in ast.walk(d.value)}
+    chosen = {n for d in own_definitions(facts) if d.value is not None for n in walk(d.value)}
     for call in facts.calls:
         parent = facts.source.parents[call]
         taker = facts.source.parents[parent] if isinstance(parent, ast.keyword) else parent
@@ -133,8 +134,8 @@ def _given(facts: View, decisions: Decisions) -> Iterator[Change]:
 
 def _compared(facts: View) -> Iterator[Change]:
     """`device == torch.device("cuda")`: the accelerator's device has a number, so only the types can be compared."""
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
+    for node in facts.source.every(ast.Compare):
+        if len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
             continue
         for name, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
             match other:
@@ -171,12 +172,12 @@ def _same_target(node: ast.stmt, target: str) -> bool:
 
 def _flags(facts: View) -> Iterator[Diagnostic]:
     """Command line flags that only the replaced definitions read."""
-    replaced = {n for d in own_definitions(facts) if d.value is not None for n in ast.walk(d.value)}
+    replaced = {n for d in own_definitions(facts) if d.value is not None for n in walk(d.value)}
     if not replaced:
         return
     read: dict[str, list[ast.AST]] = {}
-    for node in facts.source.nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+    for node in facts.source.every(ast.Attribute):
+        if isinstance(node.ctx, ast.Load):
             read.setdefault(node.attr, []).append(node)
     for call in facts.calls:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":

@@ -21,8 +21,8 @@ CODE, NAME = "S2A104", "device-select"
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    for statement in facts.source.nodes:
-        if isinstance(statement, (ast.Expr, ast.Assign)) and _chooses(facts, statement):
+    for statement in facts.source.every(ast.Expr, ast.Assign):
+        if _chooses(facts, statement):
             edits = remove_statement(facts.source, statement)
             decisions.gone.add(statement)
             yield Change(CODE, NAME, "the launcher gives each process its GPU", statement.lineno, edits, source="R02")

@@ -65,8 +65,8 @@ def _hard_coded(facts: View, node: ast.expr, call: ast.Call) -> bool:
 
 def _tensor_types(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     """`torch.cuda.FloatTensor` where it is called, given to `.type()`, or chosen for a name."""
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Attribute) or not _cuda_type(facts, node):
+    for node in facts.source.every(ast.Attribute):
+        if not _cuda_type(facts, node):
             continue
         parent = facts.source.parents[node]
         if isinstance(parent, ast.IfExp):

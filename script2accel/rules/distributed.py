@@ -18,6 +18,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A501", "hand-made-distribution"
 GROUP = Message(
@@ -102,10 +103,7 @@ def _shares(facts: View) -> Iterator[Diagnostic]:
 
 def _from_rank(facts: View, node: ast.expr) -> bool:
     """Whether an expression is computed from this process's number (which a device isn't)."""
-    for inner in ast.walk(node):
-        if isinstance(inner, (ast.Name, ast.Attribute, ast.Call)) and inner in facts.machine.at and is_rank(facts, inner):
-            return True
-    return False
+    return any(isinstance(inner, (ast.Name, ast.Attribute, ast.Call)) and inner in facts.machine.at and is_rank(facts, inner) for inner in walk(node))
 
 
 EXAMPLES: list[tuple[str, str | None]] = [

@@ -22,6 +22,7 @@ from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions, ident
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A504", "distributed-sampler"
 CHOICE = Message(
@@ -325,7 +326,7 @@ def _epochs(facts: View, decisions: Decisions, every: list[_Sampler]) -> Iterato
 
 def _asks_sampler(facts: View, test: ast.expr, owner: ast.expr) -> bool:
     text = ast.unparse(owner)
-    for node in ast.walk(test):
+    for node in walk(test):
         if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == text:
             return True
         if any(names.DISTRIBUTED_SAMPLER.match(str(o.name)) for o in facts.machine.at.get(node, NOTHING).objs if o.kind == "external"):
@@ -354,7 +355,7 @@ def _dead(facts: View, call: ast.Call, test: ast.expr) -> bool:
             parent.test is test
             or (isinstance(parent.test, ast.BoolOp) and isinstance(parent.test.op, ast.And) and any(p is test for p in parent.test.values))
         ):
-            return not any(n is call for n in ast.walk(parent.test))
+            return not any(n is call for n in walk(parent.test))
     return False
 
 

@@ -17,6 +17,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A790", "empty-block"
 READS = frozenset({"len", "isinstance", "hasattr", "torch.distributed.is_available", "torch.distributed.is_initialized"})
@@ -24,8 +25,8 @@ READS = frozenset({"len", "isinstance", "hasattr", "torch.distributed.is_availab
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     done: set[ast.stmt] = set()
-    for node in facts.source.nodes:  # outer ones come first
-        if not isinstance(node, ast.If) or any(p in done for p in facts.source.ancestors(node)):
+    for node in facts.source.every(ast.If):  # outer ones come first
+        if any(p in done for p in facts.source.ancestors(node)):
             continue
         parent = facts.source.parents[node]
         if isinstance(parent, ast.If) and parent.orelse == [node]:
@@ -40,7 +41,7 @@ def _empty(facts: View, decisions: Decisions, node: ast.stmt) -> bool:
         return True
     if not isinstance(node, ast.If) or not _only_reads(facts, node.test):
         return False
-    inside = [n for s in (*node.body, *node.orelse) for n in ast.walk(s) if n in decisions.gone]
+    inside = [n for s in (*node.body, *node.orelse) for n in walk(s) if n in decisions.gone]
     return bool(inside) and all(_empty(facts, decisions, s) for s in (*node.body, *node.orelse))
 
 
@@ -49,9 +50,9 @@ def _asks_text(call: ast.Call) -> bool:
 
 
 def _only_reads(facts: View, test: ast.expr) -> bool:
-    calls = [call for call in ast.walk(test) if isinstance(call, ast.Call)]
+    calls = [call for call in walk(test) if isinstance(call, ast.Call)]
     return all(names.CUDA_QUERY.match(facts.path(c)) or facts.path(c) in READS or _asks_text(c) for c in calls) and not any(
-        isinstance(n, (ast.NamedExpr, ast.Await, ast.Yield)) for n in ast.walk(test)
+        isinstance(n, (ast.NamedExpr, ast.Await, ast.Yield)) for n in walk(test)
     )
 
 

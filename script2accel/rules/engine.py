@@ -18,6 +18,7 @@ from script2accel.analysis.stepping import faults
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 
 CODE, NAME = "S2A865", "engine-step"
 APART = Message(
@@ -105,7 +106,7 @@ def _compiles(facts: View, call: ast.Call) -> bool:
 
 def _other_type(facts: View, call: ast.Call) -> bool:
     """Whether a call gives weights, or all that is made from then on, another type than float32."""
-    named = [n for arg in (*call.args, *(k.value for k in call.keywords)) for n in ast.walk(arg) if isinstance(n, ast.Attribute)]
+    named = [n for arg in (*call.args, *(k.value for k in call.keywords)) for n in walk(arg) if isinstance(n, ast.Attribute)]
     other = any(facts.source.segment(n) in TYPES for n in named)
     if facts.path(call) in ("torch.set_default_dtype", "torch.set_default_tensor_type"):
         return True

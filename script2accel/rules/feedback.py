@@ -16,6 +16,7 @@ from script2accel.analysis.facts import TrainLoop, View
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 
 CODE, NAME = "S2A269", "loss-feedback"
 CARRIED = Message(
@@ -52,7 +53,7 @@ def _carried(facts: View, train: TrainLoop) -> Iterator[Diagnostic]:
 def _anew(facts: View, loop: ast.AST) -> dict[str, list[int]]:
     """The lines in which a loop sets a name or attribute without reading it: what an earlier turn left is gone."""
     table: dict[str, list[int]] = {}
-    for node in ast.walk(loop):
+    for node in walk(loop):
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
             place, name = facts.source.statement(node), ast.unparse(node)
             if not isinstance(place, ast.AugAssign) and not (isinstance(place, ast.Assign) and name in _read(place.value)):
@@ -62,15 +63,15 @@ def _anew(facts: View, loop: ast.AST) -> dict[str, list[int]]:
 
 def _read(node: ast.expr) -> set[str]:
     """The names and attributes that an expression reads, as written; what is called isn't read."""
-    called = {id(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)}
-    parts = [n for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute)) and id(n) not in called]
+    called = {id(call.func) for call in walk(node) if isinstance(call, ast.Call)}
+    parts = [n for n in walk(node) if isinstance(n, (ast.Name, ast.Attribute)) and id(n) not in called]
     return {ast.unparse(n) for n in parts}
 
 
 def _written(loop: ast.AST) -> dict[str, list[tuple[ast.expr, ast.stmt]]]:
     """What a loop assigns to each name or attribute, and where."""
     table: dict[str, list[tuple[ast.expr, ast.stmt]]] = {}
-    for node in ast.walk(loop):
+    for node in walk(loop):
         match node:
             case (
                 ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=value)
@@ -82,7 +83,7 @@ def _written(loop: ast.AST) -> dict[str, list[tuple[ast.expr, ast.stmt]]]:
 
 def _host_number(facts: View, value: ast.expr) -> bool:
     """Whether an expression takes numbers out of tensors that differ between ranks."""
-    for node in ast.walk(value):
+    for node in walk(value):
         match node:
             case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in HOST and facts.machine.marks_of(inner):
                 return True

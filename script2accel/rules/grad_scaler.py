@@ -30,6 +30,7 @@ from script2accel.change.plan import Change, Edit, Splice
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A302", "grad-scaler"
 STAYS = Message(
@@ -65,8 +66,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     merged = list(_merged(facts, made))
     for node, edits in merged:
         yield Change(CODE, NAME, "both branches are the same now", node.lineno, edits, source="R16")
-    gone = {inner for node, _ in merged for statement in node.body for inner in ast.walk(statement)} | {
-        inner for node, _ in merged for inner in ast.walk(node.test)
+    gone = {inner for node, _ in merged for statement in node.body for inner in walk(statement)} | {
+        inner for node, _ in merged for inner in walk(node.test)
     }
     removed = _Removed(facts)
     for use in made.uses:
@@ -201,7 +202,7 @@ def _clips_behind(facts: View, call: ast.Call) -> bool:
     """Whether the gradients are clipped by torch's functions between the unscaling and the step: the accelerator's clip unscales first."""
     function = facts.function(call)
     step = min((s.call.lineno for s in facts.optimizer_steps if facts.function(s.call) is function and s.call.lineno > call.lineno), default=10**9)
-    between = [n for n in ast.walk(function) if isinstance(n, ast.stmt) and call.lineno < n.lineno < step]
+    between = [n for n in walk(function) if isinstance(n, ast.stmt) and call.lineno < n.lineno < step]
     clips = [c for c in facts.program.calls if any(names.CLIP_NORM.match(p) or names.CLIP_VALUE.match(p) for p in facts.program.any_path(c))]
     return any(facts.inside(statement, clip) for statement in between for clip in clips)
 
@@ -224,8 +225,8 @@ def _shared(facts: View, made: HandMade) -> Iterator[Diagnostic]:
 
 def _merged(facts: View, made: HandMade) -> Iterator[tuple[ast.If, tuple[Edit, ...]]]:
     """`if` statements whose branches do the same with and without mixed precision: the plain branch stays."""
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.If) or not node.orelse or facts.source.is_elif(node):
+    for node in facts.source.every(ast.If):
+        if not node.orelse or facts.source.is_elif(node):
             continue
         parts = [_dump(facts, made, node.body), _dump(facts, made, node.orelse)]
         touched = any(_scaled(facts, made, s) for s in node.body)
@@ -239,7 +240,7 @@ def _merged(facts: View, made: HandMade) -> Iterator[tuple[ast.If, tuple[Edit, .
 def _scaled(facts: View, made: HandMade, statement: ast.stmt) -> bool:
     autocasts = {a.where for a in made.autocasts}
     uses = {u.node for u in made.uses}
-    return any(n in uses or n in autocasts for n in ast.walk(statement))
+    return any(n in uses or n in autocasts for n in walk(statement))
 
 
 def _dump(facts: View, made: HandMade, node: object) -> str:

@@ -17,6 +17,7 @@ from script2accel.analysis.facts import View
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 
 CODE, NAME = "S2A286", "horizon"
 DIVIDED = Message(
@@ -51,7 +52,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 
 def _divisions(facts: View, value: ast.expr, depth: int) -> Iterator[tuple[ast.BinOp, str]]:
     """Divisions of a loader's length by the number of devices, in an expression or what its names were assigned."""
-    for node in ast.walk(value):
+    for node in walk(value):
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
             if _holds(facts, node.right, _counts_devices, DEPTH) and _holds(facts, node.left, _measures_loader, DEPTH):
                 yield node, facts.source.segment(node.right)
@@ -61,7 +62,7 @@ def _divisions(facts: View, value: ast.expr, depth: int) -> Iterator[tuple[ast.B
 
 
 def _holds(facts: View, value: ast.expr, wanted: Callable[[View, ast.Call], bool], depth: int) -> bool:
-    for node in ast.walk(value):
+    for node in walk(value):
         if isinstance(node, ast.Call) and wanted(facts, node):
             return True
         followed = facts.assigned.get(ast.unparse(node), ()) if depth and isinstance(node, (ast.Name, ast.Attribute)) else ()

@@ -24,6 +24,7 @@ from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
 from script2accel.launched import Launch, devices, early, inside, is_global, questions
 from script2accel.lost import lost
+from script2accel.source import walk
 
 CODE, NAME = "S2A804", "launched-function"
 ONE_PROCESS = Message(
@@ -125,22 +126,22 @@ def _function(facts: View, decisions: Decisions, launch: Launch) -> Iterator[Cha
     edits += [add_before(facts.source, launch.anchor, "\n".join(lines), rank=BIRTH + 1)] if lines else []
     if edits:
         yield Change(CODE, NAME, "each process sets what cells have made anew, for itself", launch.anchor.lineno, merge(edits), source="R53")
-    for node in facts.source.nodes:
-        if isinstance(node, ast.Return) and node.value is not None and facts.source.scope(node) is launch.function:
+    for node in facts.source.every(ast.Return):
+        if node.value is not None and facts.source.scope(node) is launch.function:
             yield _given_back(facts, launch, node)
 
 
 def _given_devices(facts: View, launch: Launch) -> list[str]:
     """The parameters that take the cells' device."""
     chosen = {o for d in devices(facts, launch) if d.value is not None for o in facts.machine.at.get(d.value, NOTHING).objs}
-    arguments = [a for a in ast.walk(launch.function.args) if isinstance(a, ast.arg)]
+    arguments = [a for a in walk(launch.function.args) if isinstance(a, ast.arg)]
     return [a.arg for a in arguments if chosen & facts.machine.at.get(a, NOTHING).objs]
 
 
 def _given_back(facts: View, launch: Launch, node: ast.Return) -> Change | Diagnostic:
     """A `return` without its value: it would be pickled, which fails for much of what trains, and thrown away (measured)."""
     assert node.value is not None
-    for call in ast.walk(node.value):
+    for call in walk(node.value):
         if isinstance(call, (ast.Call, ast.Await, ast.NamedExpr)) and not _quiet(facts, call):
             return GIVES_BACK.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
     last = node is launch.function.body[-1] and len(launch.function.body) > 1 and facts.source.alone(node)
@@ -167,7 +168,7 @@ def _cells(facts: View, decisions: Decisions, launch: Launch) -> Iterator[Change
     yield from _devices(facts, launch)
     moved = {move.call for move in moves(facts.program) if decisions.places(move)}
     for call in early(facts.program, launch.calls):
-        if call not in moved and not any(call in ast.walk(d) for d in devices(facts, launch)):
+        if call not in moved and not any(call in walk(d) for d in devices(facts, launch)):
             yield TOUCHED.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call), name=name)
     for node in list(lost(facts.program, launch))[:1]:
         yield LOST.at(node.lineno, node.col_offset + 1, text=ast.unparse(node), name=name)
@@ -205,12 +206,12 @@ def _launched(facts: View, decisions: Decisions, launch: Launch, call: ast.Call)
 
 def _used(facts: View, statement: ast.Assign) -> ast.Name | ast.Assign | None:
     """Where a cell, or a function, reads what a call gave; what isn't held by plain names counts as read."""
-    stored = [n for target in statement.targets for n in ast.walk(target) if isinstance(n, ast.expr)]
+    stored = [n for target in statement.targets for n in walk(target) if isinstance(n, ast.expr)]
     if not all(isinstance(n, (ast.Name, ast.Tuple, ast.List)) for n in stored):
         return statement
     wanted = {n.id for n in stored if isinstance(n, ast.Name)}
     return next(
-        (n for n in facts.source.nodes if isinstance(n, ast.Name) and n.id in wanted and not isinstance(n.ctx, ast.Store) and is_global(facts, n)),
+        (n for n in facts.source.every(ast.Name) if n.id in wanted and not isinstance(n.ctx, ast.Store) and is_global(facts, n)),
         None,
     )
 
@@ -244,7 +245,7 @@ def _arguments(facts: View, function: ast.FunctionDef, call: ast.Call) -> list[s
 
 def _still(node: ast.expr) -> bool:
     """Whether computing an expression does nothing that an order could change."""
-    return all(isinstance(n, (ast.Constant, ast.Name, ast.UnaryOp, ast.Tuple, ast.expr_context, ast.unaryop)) for n in ast.walk(node))
+    return all(isinstance(n, (ast.Constant, ast.Name, ast.UnaryOp, ast.Tuple, ast.expr_context, ast.unaryop)) for n in walk(node))
 
 
 def _devices(facts: View, launch: Launch) -> Iterator[Change]:
@@ -253,8 +254,8 @@ def _devices(facts: View, launch: Launch) -> Iterator[Change]:
     for definition in devices(facts, launch):
         whole: ast.stmt = next((p for p in reversed(list(facts.source.ancestors(definition))) if isinstance(p, ast.stmt)), definition)
         target = ast.unparse(definition.targets[0] if isinstance(definition, ast.Assign) else definition.target)
-        inner = set(ast.walk(whole))
-        reads = [n for n in facts.source.nodes if isinstance(n, ast.Name) and n.id == target and isinstance(n.ctx, ast.Load) and n not in inner]
+        inner = set(walk(whole))
+        reads = [n for n in facts.source.every(ast.Name) if n.id == target and isinstance(n.ctx, ast.Load) and n not in inner]
         if whole in gone:
             continue
         stored = {ast.unparse(n) for n in inner if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(n.ctx, ast.Store)}
@@ -264,7 +265,7 @@ def _devices(facts: View, launch: Launch) -> Iterator[Change]:
         gone.add(whole)
         edits = remove_statement(facts.source, whole)
         yield Change(CODE, NAME, "each process has its own device: the accelerator names it", definition.lineno, edits, source="R02")
-    asked = [call for call in questions(facts.program, launch.calls) if not any(call in ast.walk(statement) for statement in gone)]
+    asked = [call for call in questions(facts.program, launch.calls) if not any(call in walk(statement) for statement in gone)]
     if asked:
         yield Change(CODE, NAME, "asking for a GPU must not spoil the fork: PyTorch asks NVML", asked[0].lineno, _nvml(facts, asked), source="R53")
 

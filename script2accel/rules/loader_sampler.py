@@ -30,8 +30,8 @@ LOST = Message(
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Attribute) or node.attr != "sampler" or not decisions.prepared_here(node.value, "loader"):
+    for node in facts.source.every(ast.Attribute):
+        if node.attr != "sampler" or not decisions.prepared_here(node.value, "loader"):
             continue
         loaders = facts.objects(node.value, "loader")
         own = [o for o in loaders for s in loader_part(o, "sampler", 3) if not names.DISTRIBUTED_SAMPLER.match(s.path)]
@@ -54,7 +54,7 @@ def _name(facts: View, use: ast.Attribute, loaders: list[Obj]) -> str | None:
             return None
         scopes = [facts.program.source.scope(n) for n in (given, use)]
         here, there = (facts.machine.owner(scope, given.id) for scope in scopes)
-        stores = [n for n in facts.program.source.nodes if isinstance(n, ast.Name) and n.id == given.id and isinstance(n.ctx, ast.Store)]
+        stores = [n for n in facts.program.source.every(ast.Name) if n.id == given.id and isinstance(n.ctx, ast.Store)]
         if here is not there or sum(facts.machine.owner(facts.program.source.scope(n), n.id) is here for n in stores) != 1:
             return None
         found.add(given.id)

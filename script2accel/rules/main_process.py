@@ -22,6 +22,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A603", "main-process"
 TANGLED = Message(
@@ -93,8 +94,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 
 def _read_on_every_rank(facts: View, statements: dict[ast.stmt, None], taken: frozenset[ast.Call]) -> Iterator[Diagnostic]:
     """Attributes of a tracker that are read outside of what will be guarded: on the other ranks there is no tracker."""
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load) or node.value not in facts.machine.at:
+    for node in facts.source.every(ast.Attribute):
+        if not isinstance(node.ctx, ast.Load) or node.value not in facts.machine.at:
             continue
         if facts.source.parents[node] in taken:
             continue
@@ -115,7 +116,7 @@ def _ignored(facts: View, call: ast.Call) -> bool:
 
 
 def _in(statement: ast.AST, node: ast.AST) -> bool:
-    return any(n is node for n in ast.walk(statement))
+    return any(n is node for n in walk(statement))
 
 
 def _short(facts: View, call: ast.Call) -> str:
@@ -154,7 +155,7 @@ def _makes_folder(facts: View, call: ast.Call) -> bool:
 def _unless_there(facts: View, call: ast.Call) -> bool:
     """Whether the call stands under a question whether the folder is there."""
     tests = [p.test for p in facts.source.ancestors(call) if isinstance(p, (ast.If, ast.IfExp))]
-    return any(isinstance(n, ast.Call) and facts.path(n) in ("os.path.exists", "os.path.isdir") for test in tests for n in ast.walk(test))
+    return any(isinstance(n, ast.Call) and facts.path(n) in ("os.path.exists", "os.path.isdir") for test in tests for n in walk(test))
 
 
 def _makes_writer(facts: View, call: ast.Call) -> bool:

@@ -63,8 +63,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         yield BATCH_NORM.at(layers[0].lineno, layers[0].col_offset + 1, count=len(layers))
     if decisions.options.reduce_train_metrics:
         return  # said by the rule that brings them together
-    for node in facts.source.nodes:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _one_ranks(facts, node.left) and whole_dataset(facts, node.right):
+    for node in facts.source.every(ast.BinOp):
+        if isinstance(node.op, ast.Div) and _one_ranks(facts, node.left) and whole_dataset(facts, node.right):
             yield WHOLE.at(node.lineno, node.col_offset + 1)
     marked = next((c for c in facts.calls if facts.path(c) == "print" and any(_one_ranks(facts, a) for a in c.args)), None)
     if marked is not None:

@@ -21,6 +21,7 @@ from script2accel.change.plan import Change, Edit, Remove
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import children, walk
 
 CODE, NAME = "S2A301", "hand-made-precision"
 APEX = Message(
@@ -155,8 +156,8 @@ def _held(facts: View, node: ast.AST) -> str:
     if isinstance(node, (ast.Name, ast.Attribute)):
         objs = facts.machine.at.get(node, NOTHING).objs
         return f"<{sorted(o.number for o in objs)}>" if objs else ast.unparse(node)
-    children = [_held(facts, child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
-    return f"{type(node).__name__}({', '.join(children)})" if children else ast.unparse(node)
+    inner = [_held(facts, child) for child in children(node) if isinstance(child, ast.expr)]
+    return f"{type(node).__name__}({', '.join(inner)})" if inner else ast.unparse(node)
 
 
 def _handlers(facts: View, decisions: Decisions, made: HandMade, autocast: Autocast, text: str) -> None:
@@ -295,7 +296,7 @@ def _branches(facts: View, made: HandMade, node: ast.AST) -> Iterator[Flag]:
 
 
 def _asks_scaler(made: HandMade, test: ast.expr) -> bool:
-    return any(made.is_scaler(n) for n in ast.walk(test) if isinstance(n, (ast.Name, ast.Attribute)))
+    return any(made.is_scaler(n) for n in walk(test) if isinstance(n, (ast.Name, ast.Attribute)))
 
 
 def _flag(facts: View, decisions: Decisions, test: ast.expr, wanted: bool, precision: str, index: str, table: dict[object, str]) -> str:
@@ -424,7 +425,7 @@ def _only_forward(facts: View, decisions: Decisions, autocast: Autocast) -> bool
     """Whether nothing but calls of prepared models (and moves) stands in the block."""
     forwards = {f.call: f for f in facts.forwards}
     for statement in autocast.where.body:
-        for node in ast.walk(statement):
+        for node in walk(statement):
             if isinstance(node, ast.Call):
                 found = forwards.get(node)
                 if found is not None and decisions.prepared_here(node.func, "model"):
@@ -531,10 +532,10 @@ def _imports(facts: View, made: HandMade, placed: list[Autocast]) -> Iterator[Ch
     source = facts.source
     gone: set[ast.AST] = set()
     for autocast in placed:
-        gone |= set(ast.walk(autocast.node))
+        gone |= set(walk(autocast.node))
         gone |= (
             set(
-                ast.walk(
+                walk(
                     source.statement(autocast.call)
                     if autocast.item is not None and autocast.call is not autocast.item.context_expr
                     else autocast.call
@@ -544,18 +545,18 @@ def _imports(facts: View, made: HandMade, placed: list[Autocast]) -> Iterator[Ch
             else set()
         )
     for call in made.scalers:
-        gone |= set(ast.walk(facts.program.source.statement(call)))
+        gone |= set(walk(facts.program.source.statement(call)))
     for use in made.uses:
-        gone |= set(ast.walk(use.node.annotation)) if isinstance(use.node, ast.arg) and use.node.annotation is not None else set()
-    for statement in source.nodes:
-        if not isinstance(statement, ast.ImportFrom) or not source.alone(statement):
+        gone |= set(walk(use.node.annotation)) if isinstance(use.node, ast.arg) and use.node.annotation is not None else set()
+    for statement in source.every(ast.ImportFrom):
+        if not source.alone(statement):
             continue
         paths = {alias: f"{statement.module}.{alias.name}" for alias in statement.names}
         ours = [a for a, path in paths.items() if names.AUTOCAST.match(path) or names.SCALER.match(path) or path == "contextlib.nullcontext"]
         dead = []
         for alias in ours:
             name = alias.asname or alias.name
-            loads = [n for n in source.nodes if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+            loads = [n for n in source.every(ast.Name) if n.id == name and isinstance(n.ctx, ast.Load)]
             if loads and all(n in gone for n in loads):
                 dead.append(alias)
         if not dead:

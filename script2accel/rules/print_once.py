@@ -18,6 +18,7 @@ from script2accel.change.edits import CannotEditError, neighbours, replace, wrap
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 
 CODE, NAME = "S2A703", "print"
 TEXT = frozenset(["format", "join", "append", "items", "values", "keys", "strip", "rjust", "ljust", "center", "upper", "lower"])
@@ -59,7 +60,7 @@ def _printers_guarded(facts: View, decisions: Decisions) -> Iterator[Change]:
 
 
 def _has_print(facts: View, function: ast.AST) -> bool:
-    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print" for n in ast.walk(function))
+    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print" for n in walk(function))
 
 
 def _only_prints(facts: View, decisions: Decisions, function: ast.AST) -> bool:
@@ -75,7 +76,7 @@ def _only_prints(facts: View, decisions: Decisions, function: ast.AST) -> bool:
 
 def _sets_nothing(facts: View, function: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> bool:
     """Whether a function, and what it calls of the script, only computes text."""
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
             return False
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in TEXT:

@@ -18,6 +18,7 @@ from script2accel.change.edits import remove_statement, replace
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 
 CODE, NAME = "S2A503", "process-group"
 TANGLED = Message(
@@ -46,8 +47,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             decisions.gone.add(statement)
             yield Change(CODE, NAME, "the accelerator makes the process group", call.lineno, remove_statement(facts.source, statement), source="R88")
     if joins or any(group_call(facts.program, call) == "init_process_group" for call in facts.program.calls):
-        for node in facts.source.nodes:
-            if isinstance(node, ast.stmt) and _sets(node):
+        for node in facts.source.every(ast.stmt):
+            if _sets(node):
                 decisions.gone.add(node)
                 yield Change(CODE, NAME, "the launcher sets it for every process", node.lineno, remove_statement(facts.source, node), source="R88")
 
@@ -68,7 +69,7 @@ def _timeout(facts: View, decisions: Decisions, call: ast.Call) -> None:
     node = next((k.value for k in call.keywords if k.arg == "timeout"), None)
     if node is None or (isinstance(node, ast.Constant) and node.value is None):
         return
-    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+    names = [n for n in walk(node) if isinstance(n, ast.Name)]
     imported = all(o.kind == "external" for n in names for o in facts.machine.at.get(n, NOTHING).objs)
     handler = f"InitProcessGroupKwargs(timeout={facts.source.segment(node) if imported else decisions.reads(node)})"
     if handler not in decisions.handlers:

@@ -19,6 +19,7 @@ from script2accel.change.edits import CannotEditError, add_before, replace
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 
 CODE, NAME = "S2A507", "rank"
 FLAG = Message(
@@ -69,7 +70,7 @@ def _deciding(facts: View, value: ast.expr) -> list[ast.expr]:
 
 
 def _asks_accelerator(facts: View, value: ast.expr) -> bool:
-    return any(isinstance(n, ast.Attribute) and n.attr == "num_processes" and facts.roles.of_node(n.value) == "accelerator" for n in ast.walk(value))
+    return any(isinstance(n, ast.Attribute) and n.attr == "num_processes" and facts.roles.of_node(n.value) == "accelerator" for n in walk(value))
 
 
 def environment(node: ast.AST) -> str | None:
@@ -107,11 +108,7 @@ def _flags(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         if flag is None or not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
             continue
         named = next((str(k.value.value) for k in call.keywords if k.arg == "dest" and isinstance(k.value, ast.Constant)), "local_rank")
-        reads = [
-            n
-            for n in facts.program.source.nodes
-            if isinstance(n, ast.Attribute) and n.attr == named and isinstance(n.ctx, ast.Load) and n in facts.machine.at
-        ]
+        reads = [n for n in facts.program.source.every(ast.Attribute) if n.attr == named and isinstance(n.ctx, ast.Load) and n in facts.machine.at]
         owners = {ast.unparse(n.value) for n in reads}
         yield FLAG.at(call.lineno, call.col_offset + 1, flag=str(flag))
         if not reads or _set_already(facts, named):
@@ -139,8 +136,8 @@ def _set_already(facts: View, name: str) -> bool:
 
 def _behind_parser(facts: View, owners: set[str]) -> tuple[ast.stmt, str, ast.stmt] | None:
     """The statement that binds the parsed command line, its name, and the statement behind it."""
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Assign) or node.value not in facts.machine.at:
+    for node in facts.source.every(ast.Assign):
+        if node.value not in facts.machine.at:
             continue
         target = node.targets[0]
         if isinstance(target, ast.Tuple) and target.elts:

@@ -19,6 +19,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A319", "scaled-rate"
 REASON = "asked for by --scale-lr: the global batch grows with the number of processes"
@@ -104,12 +105,12 @@ def _scaled(facts: View, decisions: Decisions, rate: ast.expr) -> Iterator[Chang
 
 def _grows(facts: View, rate: ast.expr, depth: int) -> bool:
     """Whether a rate is computed from the number of processes, where it is written or where what it reads is set."""
-    for node in ast.walk(rate):
+    for node in walk(rate):
         if isinstance(node, ast.expr) and (facts.roles.of_node(node) == "world size" or "num_processes" in ast.unparse(node)):
             return True
         if isinstance(node, (ast.Name, ast.Attribute)) and depth < 3:
             text = ast.unparse(node)
-            added = [n.value for n in facts.program.source.nodes if isinstance(n, ast.AugAssign) and ast.unparse(n.target) == text]
+            added = [n.value for n in facts.program.source.every(ast.AugAssign) if ast.unparse(n.target) == text]
             if any(_grows(facts, value, depth + 1) for value in (*facts.program.assigned.get(text, ()), *added) if value is not rate):
                 return True
     return False

@@ -18,6 +18,7 @@ from script2accel.change.edits import CannotEditError, add_before, add_behind, e
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 
 CODE, NAME = "S2A206", "seed"
 SAME_NOISE = Message(
@@ -53,9 +54,7 @@ def _runs(facts: View, found: list[Seeding]) -> Iterator[list[Seeding]]:
     """Neighbouring seedings with one number that reach random, numpy and torch."""
     by_block: dict[int, list[Seeding]] = {}
     for seeding in found:
-        if facts.source.alone(seeding.statement) and not any(
-            facts.path(c) == "set_seed" for c in ast.walk(seeding.statement) if isinstance(c, ast.Call)
-        ):
+        if facts.source.alone(seeding.statement) and not any(facts.path(c) == "set_seed" for c in walk(seeding.statement) if isinstance(c, ast.Call)):
             by_block.setdefault(id(facts.source.block(seeding.statement)), []).append(seeding)
     for group in by_block.values():
         block = facts.source.block(group[0].statement)

@@ -17,6 +17,7 @@ from script2accel.analysis.facts import View
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 
 CODE, NAME = "S2A257", "set-order"
 ORDER = Message(
@@ -34,8 +35,8 @@ OBJECTS = frozenset({"parameters", "named_parameters", "modules", "named_modules
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if not decisions.plan.prepares:
         return
-    for node in facts.source.nodes:
-        if isinstance(node, (ast.Call, ast.ListComp, ast.For)) and _ordered(facts, node) and not _lost(facts, node) and not guarded(facts, node):
+    for node in facts.source.every(ast.Call, ast.ListComp, ast.For):
+        if _ordered(facts, node) and not _lost(facts, node) and not guarded(facts, node):
             shown = node.iter if isinstance(node, ast.For) else node
             yield ORDER.at(node.lineno, node.col_offset + 1, text=facts.source.segment(shown)[:60])
 
@@ -48,7 +49,7 @@ def _ordered(facts: View, node: ast.Call | ast.ListComp | ast.For) -> bool:
         case ast.ListComp():
             return _is_set(facts, node.generators[0].iter)
         case ast.For():
-            return _is_set(facts, node.iter) and any(_numbers(n) for n in ast.walk(node))
+            return _is_set(facts, node.iter) and any(_numbers(n) for n in walk(node))
     return False
 
 
@@ -56,7 +57,7 @@ def _numbers(node: ast.AST) -> bool:
     """Whether a statement numbers things in the order they come: `index[word] = len(index)`, `count += 1`, `names.append(word)`."""
     match node:
         case ast.Assign(targets=[ast.Subscript()], value=value):
-            return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "len" for n in ast.walk(value))
+            return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "len" for n in walk(value))
         case ast.AugAssign(target=ast.Name(), op=ast.Add(), value=ast.Constant()) | ast.Call(func=ast.Attribute(attr="append")):
             return True
     return False
@@ -79,7 +80,7 @@ def _made(facts: View, node: ast.AST) -> bool:
         case ast.SetComp():
             return True
         case ast.Call(func=ast.Name(id="set" | "frozenset"), args=given):
-            return not any(_harmless(facts, n) for argument in given for n in ast.walk(argument) if isinstance(n, ast.Call))
+            return not any(_harmless(facts, n) for argument in given for n in walk(argument) if isinstance(n, ast.Call))
     return False
 
 

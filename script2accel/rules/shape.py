@@ -21,6 +21,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A230", "training-shape"
 SEVERAL = Message(
@@ -124,7 +125,7 @@ def _source(facts: View, loop: TrainLoop) -> str:
     """Which library's object a loop reads, where it is one."""
     if not isinstance(loop.loop, (ast.For, ast.AsyncFor)):
         return ""
-    objs = [o for part in ast.walk(loop.loop.iter) for o in facts.machine.at.get(part, NOTHING).objs]
+    objs = [o for part in walk(loop.loop.iter) for o in facts.machine.at.get(part, NOTHING).objs]
     found: list[str] = []
     for obj in objs:
         probe: Obj | None = obj

@@ -21,6 +21,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A850", "sharding"
 WEIGHTS = Message(
@@ -132,7 +133,7 @@ def _buffers(facts: View) -> Iterator[Diagnostic]:
     for cls in facts.module_classes:
         if facts.source.root(cls) is not facts.source.tree:
             continue
-        nodes = list(ast.walk(cls))
+        nodes = list(walk(cls))
         registered = {name for n in nodes if (name := _registers(n)) is not None}
         for node in nodes:
             if isinstance(node, ast.Attribute) and node.attr in registered and _changes(facts, node):
@@ -203,8 +204,8 @@ def _only_counted(facts: View, call: ast.Call, whole: frozenset[str]) -> bool:
     if not isinstance(comprehension, ast.comprehension) or comprehension.iter is not call:
         return False
     around = facts.source.parents[comprehension]
-    bound = {n.id for n in ast.walk(comprehension.target) if isinstance(n, ast.Name)}
-    for node in ast.walk(around):
+    bound = {n.id for n in walk(comprehension.target) if isinstance(n, ast.Name)}
+    for node in walk(around):
         if isinstance(node, ast.Name) and node.id in bound and isinstance(node.ctx, ast.Load):
             asked = facts.source.parents[node]
             if not isinstance(asked, ast.Attribute) or asked.attr not in whole:
@@ -227,7 +228,7 @@ def _only_saved(facts: View, call: ast.Call) -> bool:
     match facts.source.statement(call):
         case ast.Assign(targets=[ast.Name(id=name)]) as statement:
             scope = facts.source.scope(statement)
-            loads = [n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+            loads = [n for n in walk(scope) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
             return bool(loads) and all(_in_save(facts, n) for n in loads)
     return False
 
@@ -252,8 +253,8 @@ def _kept(facts: View) -> Iterator[ast.Name]:
         statement = facts.source.statement(node)
         if not isinstance(statement, ast.Assign) or facts.roles.of_node(statement.value) == "optimizer":
             continue
-        bound = {n.id for target in statement.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-        for name in ast.walk(facts.source.scope(statement)):
+        bound = {n.id for target in statement.targets for n in walk(target) if isinstance(n, ast.Name)}
+        for name in walk(facts.source.scope(statement)):
             if isinstance(name, ast.Name) and name.id in bound and isinstance(name.ctx, ast.Load):
                 reader = facts.source.statement(name)
                 behind = order.get(reader, 0) > order.get(statement, 0)
@@ -282,8 +283,8 @@ def _number(facts: View, value: ast.expr) -> bool:
 
 
 def _optimizers(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Attribute) or facts.roles.of_node(node.value) != "optimizer" or decisions.is_state(node):
+    for node in facts.source.every(ast.Attribute):
+        if facts.roles.of_node(node.value) != "optimizer" or decisions.is_state(node):
             continue
         if node.attr in ("state_dict", "load_state_dict", "state"):
             yield STATE.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))
@@ -336,7 +337,7 @@ def _beginning(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
 
 def _same_everywhere(facts: View, seed: ast.expr) -> bool:
     """Whether a seed is the same on all processes."""
-    return not facts.machine.marks_of(seed) and not any(facts.roles.of_node(n) == "rank" for n in ast.walk(seed) if isinstance(n, ast.expr))
+    return not facts.machine.marks_of(seed) and not any(facts.roles.of_node(n) == "rank" for n in walk(seed) if isinstance(n, ast.expr))
 
 
 def _synchronised(facts: View) -> bool:

@@ -17,6 +17,7 @@ from script2accel.change.edits import CannotEditError, add_before
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import walk
 
 CODE, NAME = "S2A124", "side-stream"
 UNORDERED = Message(
@@ -28,8 +29,8 @@ UNORDERED = Message(
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    for statement in facts.source.nodes:
-        if not isinstance(statement, ast.With) or not any(_handles_batch(facts, s) for s in statement.body):
+    for statement in facts.source.every(ast.With):
+        if not any(_handles_batch(facts, s) for s in statement.body):
             continue
         for item in statement.items:
             call = item.context_expr
@@ -48,7 +49,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 
 
 def _handles_batch(facts: View, statement: ast.stmt) -> bool:
-    return any(isinstance(n, (ast.Name, ast.Attribute)) and from_prepared_loader(facts, n) for n in ast.walk(statement))
+    return any(isinstance(n, (ast.Name, ast.Attribute)) and from_prepared_loader(facts, n) for n in walk(statement))
 
 
 def _waits(facts: View, statement: ast.stmt) -> bool:

@@ -104,11 +104,7 @@ def _count(facts: View, decisions: Decisions, call: ast.Call, count: ast.expr) -
         if facts.source.root(v) is facts.source.tree
         and (isinstance(count, ast.Attribute) or facts.function(v) in (facts.function(call), facts.source.tree))
     ]
-    uses = [
-        n
-        for n in facts.source.nodes
-        if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load) and ast.unparse(n) == text and n is not count
-    ]
+    uses = [n for n in facts.source.every(ast.Name, ast.Attribute) if isinstance(n.ctx, ast.Load) and ast.unparse(n) == text and n is not count]
     if not here and not uses:
         return
     if not here or len(here) != len(values):

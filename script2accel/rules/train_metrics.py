@@ -22,6 +22,7 @@ from script2accel.change.edits import CannotEditError, add_before, ensure_import
 from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.source import children, walk
 
 CODE, NAME = "S2A723", "train-metric"
 MISSED = Message(
@@ -178,10 +179,10 @@ class _Writer:
         machine = self.facts.machine
         objs = machine.at.get(node, NOTHING).objs
         program = self.facts.program
-        tests = [n.test for n in program.source.nodes if isinstance(n, (ast.If, ast.While, ast.IfExp)) and machine.marks_of(n.test)]
+        tests = [n.test for n in program.source.every(ast.If, ast.While, ast.IfExp) if machine.marks_of(n.test)]
         tests += [arg for step in program.scheduler_steps for arg in step.given]
         for test in tests:
-            for inner in ast.walk(test):
+            for inner in walk(test):
                 if inner in machine.at and {o for o in machine.at[inner].objs if o.kind != "const"} & objs:
                     return test.lineno
         return 0
@@ -202,7 +203,7 @@ class _Writer:
         if {"sampler", "batch_sampler"} & set(loader.keywords):
             return ""
         function = facts.function(piece.node)
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and facts.function(node) is function:
                 objs = facts.machine.at.get(node, NOTHING).objs
                 if objs and all(o.kind == "prepared" and o.inner is loader for o in objs):
@@ -231,7 +232,7 @@ def _in_order(node: ast.AST) -> Iterator[ast.expr]:
     """The names and attributes in an expression, from left to right, of an attribute the whole first."""
     if isinstance(node, (ast.Name, ast.Attribute)):
         yield node
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         yield from _in_order(child)
 
 

@@ -20,6 +20,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A245", "unused-parameters"
 IGNORED = Message(
@@ -93,7 +94,7 @@ def _left(facts: View, model: Obj, layers: list[str], loads: dict[str, list[ast.
     cls = model.base.site if model.kind == "instance" and model.base is not None else None
     if not isinstance(cls, ast.ClassDef) or facts.source.root(cls) is not facts.source.tree:
         return
-    nodes = [n for n in ast.walk(cls) if isinstance(n, ast.Attribute)]
+    nodes = [n for n in walk(cls) if isinstance(n, ast.Attribute)]
     if any(n.attr in ("_modules", "children", "modules", "named_children", "named_modules") for n in nodes) or _looks_up(cls):
         return
     for name in layers:
@@ -105,7 +106,7 @@ def _left(facts: View, model: Obj, layers: list[str], loads: dict[str, list[ast.
 
 
 def _looks_up(cls: ast.ClassDef) -> bool:
-    return any(isinstance(n, ast.Name) and n.id in ("getattr", "setattr") for n in ast.walk(cls))
+    return any(isinstance(n, ast.Name) and n.id in ("getattr", "setattr") for n in walk(cls))
 
 
 def _has_weights(facts: View, obj: Obj) -> bool:
@@ -136,7 +137,7 @@ def _own_head(facts: View, model: Obj, index: int) -> bool:
     """Whether element `index` of what a model's `forward` returns comes from a layer that nothing else of it needs."""
     found = facts.machine.class_member(model, "forward") if model.kind == "instance" else None
     for method in found.objs if found is not None else ():
-        for node in ast.walk(method.site) if method.site is not None else ():
+        for node in walk(method.site) if method.site is not None else ():
             if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and index < len(node.value.elts):
                 part = node.value.elts[index]
                 if isinstance(part, ast.Call):
@@ -149,15 +150,15 @@ def _own_head(facts: View, model: Obj, index: int) -> bool:
 def _only_returned(function: ast.AST | None, name: str) -> bool:
     """Whether a name is set by calls on their own, and read where it is returned only."""
     assert function is not None
-    loads = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
-    made = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)]
+    loads = [n for n in walk(function) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+    made = [n for n in walk(function) if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)]
     return len(loads) == 1 and bool(made) and all(isinstance(n.value, ast.Call) for n in made)
 
 
 def _unread(facts: View, name: ast.Name) -> bool:
     """Whether nothing in the function reads the name."""
     function = facts.function(name)
-    return not any(isinstance(n, ast.Name) and n.id == name.id and isinstance(n.ctx, ast.Load) for n in ast.walk(function))
+    return not any(isinstance(n, ast.Name) and n.id == name.id and isinstance(n.ctx, ast.Load) for n in walk(function))
 
 
 EXAMPLES: list[tuple[str, str | None]] = [

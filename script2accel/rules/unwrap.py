@@ -21,6 +21,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A205", "unwrap"
 PAST_FORWARD = Message(
@@ -42,8 +43,8 @@ PLAIN = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfEx
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     yield from _handed_on(facts, decisions)
     yield from _layers(facts, decisions)
-    for node in facts.source.nodes:
-        if not isinstance(node, ast.Attribute) or node.attr in names.MODULE_API or node.value not in facts.machine.at:
+    for node in facts.source.every(ast.Attribute):
+        if node.attr in names.MODULE_API or node.value not in facts.machine.at:
             continue
         if not any(
             o.kind == "prepared" and facts.roles.of(o) in ("model", "criterion") for o in facts.machine.at[node.value].objs
@@ -101,7 +102,7 @@ def _plain_value(facts: View, target: ast.Attribute | ast.Subscript) -> bool:
         ast.cmpop,
         ast.expr_context,
     )
-    return all(isinstance(part, plain) or _counts(facts, part) for part in ast.walk(value))
+    return all(isinstance(part, plain) or _counts(facts, part) for part in walk(value))
 
 
 def _counts(facts: View, node: ast.AST) -> bool:

@@ -18,6 +18,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.source import walk
 
 CODE, NAME = "S2A545", "weights-by-hand"
 APART = Message(
@@ -45,8 +46,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             yield APART.at(*place, text=facts.source.segment(call)[:70])
         elif _hooks(facts, call):
             yield HOOK.at(*place, text=facts.source.segment(call)[:70])
-    for node in facts.source.nodes:
-        if isinstance(node, (ast.Assign, ast.AugAssign)) and not facts.in_module(node) and _writes_apart(facts, node):
+    for node in facts.source.every(ast.Assign, ast.AugAssign):
+        if not facts.in_module(node) and _writes_apart(facts, node):
             yield APART.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node)[:70])
 
 
@@ -98,7 +99,7 @@ def _initialises(function: ast.AST) -> bool:
     """Whether a function that is applied to each layer draws weights."""
     return any(
         isinstance(n, ast.Attribute) and (n.attr == "reset_parameters" or n.attr in names.DRAWN_IN_PLACE or ast.unparse(n.value).endswith("init"))
-        for n in ast.walk(function)
+        for n in walk(function)
     )
 
 
@@ -119,9 +120,9 @@ def _gives(function: ast.AST | None) -> bool:
         return not (isinstance(function.body, ast.Call) and ast.unparse(function.body.func).split(".")[-1] in ("append", "print", "add", "update"))
     if not isinstance(function, FUNCTIONS):
         return True
-    if any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(function)):
+    if any(isinstance(n, ast.Return) and n.value is not None for n in walk(function)):
         return True
-    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr.endswith("_") for n in ast.walk(function))
+    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr.endswith("_") for n in walk(function))
 
 
 def _writes_apart(facts: View, node: ast.Assign | ast.AugAssign) -> bool:

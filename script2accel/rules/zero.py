@@ -23,6 +23,7 @@ from script2accel.knowledge import torch as names
 from script2accel.knowledge.accelerate import MODULES
 from script2accel.knowledge.deepspeed import KEPT, offload_refusal, table
 from script2accel.plugins import Expression, deepspeed_plugin
+from script2accel.source import walk
 
 CODE, NAME = "S2A845", "zero"
 ONE = Message(
@@ -197,7 +198,7 @@ def _all_weights(facts: View, given: ast.expr | None) -> bool:
 def _part(facts: View, model: Obj, optimizer: Obj) -> bool:
     """Whether an optimizer is given parts of a model by name: the norm of what it holds is then another."""
     call = optimizer.site
-    parts = [n for n in ast.walk(call) if isinstance(n, ast.Attribute)] if isinstance(call, ast.Call) else []
+    parts = [n for n in walk(call) if isinstance(n, ast.Attribute)] if isinstance(call, ast.Call) else []
     for node in parts:
         inner = node.value
         if node.attr in ("parameters", "named_parameters") and not any(o.inner is model for o in facts.machine.at.get(inner, NOTHING).objs):
@@ -208,7 +209,7 @@ def _part(facts: View, model: Obj, optimizer: Obj) -> bool:
 def _fixed(facts: View, node: ast.expr) -> bool:
     """Whether an expression has one value for the whole run: what it reads holds one thing, is set once, and it calls nothing."""
     machine = facts.machine
-    for leaf in ast.walk(node):
+    for leaf in walk(node):
         if isinstance(leaf, (ast.Call, ast.NamedExpr, ast.Await, ast.Subscript)):
             return False
         if isinstance(leaf, (ast.Name, ast.Attribute)) and isinstance(leaf.ctx, ast.Load):
@@ -221,7 +222,7 @@ def _fixed(facts: View, node: ast.expr) -> bool:
 def _stores(facts: View, leaf: ast.Name | ast.Attribute) -> Iterator[ast.AST]:
     """The places that may set what is read: of a name in its scope, of an attribute anywhere."""
     source = facts.program.source
-    nodes = ast.walk(source.scope(leaf)) if isinstance(leaf, ast.Name) else source.nodes
+    nodes = walk(source.scope(leaf)) if isinstance(leaf, ast.Name) else source.nodes
     for node in nodes:
         match node, leaf:
             case (ast.Name(id=one, ctx=ast.Store() | ast.Del()), ast.Name(id=other)) | (

@@ -54,7 +54,7 @@ def _calls(source: Source, names: dict[str, Source], program: Program) -> str:
         if isinstance(node, ast.ImportFrom):
             target = other.resolve(source, node.module or "", node.level)
             for alias in node.names:
-                wanted = [n.id for n in source.nodes if isinstance(n, ast.Name)] if alias.name == "*" else [alias.name]
+                wanted = [n.id for n in source.every(ast.Name)] if alias.name == "*" else [alias.name]
                 found = next((name for word in wanted if target is not None and (name := _behind(other, target, word, names))), "")
                 if found:
                     return found

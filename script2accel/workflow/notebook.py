@@ -13,6 +13,7 @@ from script2accel.errors import SourceError
 from script2accel.notebook import Notebook
 from script2accel.options import Options
 from script2accel.result import Outcome, Result
+from script2accel.source import walk
 from script2accel.workflow.convert import convert
 
 ACROSS = Message(
@@ -99,4 +100,4 @@ def _late(text: str) -> str:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "accelerate"
         for alias in node.names
     }
-    return next((n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.lineno < imported.get(n.id, 0)), "")
+    return next((n.id for n in walk(tree) if isinstance(n, ast.Name) and n.lineno < imported.get(n.id, 0)), "")
