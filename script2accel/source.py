@@ -43,6 +43,15 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
         level += children(inner)
 
 
+def spelled(node: ast.expr) -> str:
+    """An expression as `ast.unparse` spells it, at once for names with dots."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Name, ast.Attribute)):
+        return f"{spelled(node.value)}.{node.attr}"
+    return ast.unparse(node)
+
+
 def _children(node: ast.AST) -> list[ast.AST]:
     found: list[ast.AST] = []
     for name in node._fields:
@@ -59,6 +68,7 @@ SHARED = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 A = TypeVar("A", bound=ast.AST)
 B = TypeVar("B", bound=ast.AST)
 C = TypeVar("C", bound=ast.AST)
+D = TypeVar("D", bound=ast.AST)
 
 
 class Tree:
@@ -72,6 +82,7 @@ class Tree:
         self._every: dict[tuple[type[ast.AST], ...], list[Any]] = {}
         self._scopes: dict[ast.AST, Scope] = {}
         self._blocks: dict[ast.AST, dict[ast.stmt, list[ast.stmt]]] = {}
+        self._classes: dict[ast.AST, tuple[ast.ClassDef, ...]] = {}
 
     @overload
     def every(self, a: type[A], /) -> list[A]: ...
@@ -79,6 +90,10 @@ class Tree:
     def every(self, a: type[A], b: type[B], /) -> list[A | B]: ...
     @overload
     def every(self, a: type[A], b: type[B], c: type[C], /) -> list[A | B | C]: ...
+    @overload
+    def every(self, a: type[A], b: type[B], c: type[C], d: type[D], /) -> list[A | B | C | D]: ...
+    @overload
+    def every(self, *kinds: type[ast.AST]) -> list[Any]: ...
     def every(self, *kinds: Any) -> list[Any]:
         """All nodes of some classes, outer ones first."""
         if kinds not in self._every:
@@ -121,6 +136,18 @@ class Tree:
         while isinstance(scope, (ast.Lambda, ast.ClassDef)):
             scope = self.scope(scope)
         return scope  # type: ignore[return-value]
+
+    def classes(self, node: ast.AST) -> tuple[ast.ClassDef, ...]:
+        """The classes in whose text a node stands, innermost first."""
+        around = self.parents.get(node)
+        while around is not None and not isinstance(around, ast.stmt):
+            around = self.parents.get(around)
+        if around is None:
+            return ()
+        if around not in self._classes:
+            outer = self.classes(around)
+            self._classes[around] = (around, *outer) if isinstance(around, ast.ClassDef) else outer
+        return self._classes[around]
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
         """The list of statements that the statement stands in."""
@@ -324,13 +351,9 @@ class Source(Tree):
     @cached_property
     def names(self) -> frozenset[str]:
         """Every identifier that the file mentions."""
-        found = {node.id for node in self.nodes if isinstance(node, ast.Name)}
-        found |= {node.arg for node in self.nodes if isinstance(node, ast.arg)}
-        for node in self.nodes:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found.add(node.name)
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        found = {node.id for node in self.every(ast.Name)} | {node.arg for node in self.every(ast.arg)}
+        found |= {node.name for node in self.every(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)}
+        found |= {(alias.asname or alias.name).split(".")[0] for node in self.every(ast.Import, ast.ImportFrom) for alias in node.names}
         return frozenset(found)
 
 

@@ -166,7 +166,7 @@ def _pretrained(facts: View, forward: Forward) -> Iterator[Average]:
 
 def _losses_of(facts: View, forward: Forward) -> Iterator[ast.expr]:
     """Where the loss of a model's output is read to train by it: `output.loss`, `output["loss"]`, `output[0]`."""
-    for node in facts.source.nodes:
+    for node in facts.source.every(ast.Attribute, ast.Subscript):
         match node:
             case (
                 ast.Attribute(value=owner, attr="loss", ctx=ast.Load())

@@ -49,7 +49,8 @@ class Calls(Expressions):
             if isinstance(arg, ast.Starred):
                 args += [args[-1]] * 5  # as many positional arguments as there may be
         keywords = {keyword.arg: self.eval(keyword.value, scope) for keyword in node.keywords}
-        self._plain(node, callee, args, keywords)
+        if self.world.prepares:
+            self._plain(node, callee, args, keywords)
         if isinstance(node.func, ast.Name) and node.func.id == "super" and self._of_own_class(node, scope):
             return self._super(node, scope)
         result = self.call_objects(callee, node, args, keywords)
@@ -57,7 +58,7 @@ class Calls(Expressions):
             self.overridden(node)
         if args and isinstance(node.args[0], (ast.Name, ast.Attribute)) and any(SHUFFLES.match(o.path) or self._own_shuffle(o) for o in callee.objs):
             self.assign(node.args[0], args[0].marked(frozenset((node,))), scope)  # in place
-        return result.marked(frozenset((node,))) if self._past_forward(node.func) else result
+        return result.marked(frozenset((node,))) if self.world.prepares and self._past_forward(node.func) else result
 
     def overridden(self, node: ast.AST) -> None:
         """Forget which constants the module of a node holds: they are defaults, and what runs here may set others."""
@@ -130,14 +131,14 @@ class Calls(Expressions):
         return True
 
     def call_objects(self, callee: Value, node: ast.AST, args: list[Value], keywords: Keywords) -> Value:
-        results = [self._call(obj, node, args, keywords, callee.marks) for obj in sorted(callee.objs, key=_kind)]
-        return join_all(results)
+        objs = sorted(callee.objs, key=_kind) if len(callee.objs) > 1 else callee.objs
+        return join_all([self._call(obj, node, args, keywords, callee.marks) for obj in objs])
 
     def _call(self, obj: Obj, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
+        if obj.kind == "function":
+            return self.invoke(obj, node, args, keywords)
         everything: frozenset[ast.AST] = marks.union(*(self.deep_marks(v) for v in args), *(self.deep_marks(v) for v in keywords.values()))
         match obj.kind:
-            case "function":
-                return self.invoke(obj, node, args, keywords)
             case "method":
                 function = self.world.obj("function", obj.name, None, obj.site)
                 return self.invoke(function, node, [Value(frozenset((obj.base,)), frozenset()), *args], keywords)  # type: ignore[arg-type]

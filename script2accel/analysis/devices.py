@@ -38,7 +38,7 @@ def definitions(facts: Facts) -> list[ast.Assign | ast.AnnAssign]:
     """Assignments whose value chooses a device, in the order of the text."""
     known = device_names(facts.roles)
     found: list[ast.Assign | ast.AnnAssign] = []
-    for node in facts.source.nodes:
+    for node in facts.source.every(ast.Assign, ast.AnnAssign):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
         elif isinstance(node, ast.AnnAssign) and node.value is not None:

@@ -80,43 +80,11 @@ class Expressions:
 
     def collect_names(self, tree: ast.Module) -> None:
         """Which names each scope of a file binds, comprehension variables left out."""
-        waiting: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
-        while waiting:
-            node, scope = waiting.pop()
-            if not isinstance(node, BINDERS):
-                waiting += [(child, scope) for child in children(node) if not isinstance(child, LEAVES)]
-                continue
-            names = self.bound.setdefault(scope, set())
-            match node:
-                case ast.Name(id=name, ctx=context):
-                    if isinstance(context, ast.Store):
-                        names.add(name)
-                    continue
-                case ast.Import() | ast.ImportFrom():
-                    names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-                case ast.Global() | ast.Nonlocal():
-                    for name in node.names:
-                        self.declared.setdefault(scope, {})[name] = type(node).__name__
-                case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                    names.add(name)
-                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-                    if not isinstance(node, ast.Lambda):
-                        names.add(node.name)
-                        waiting += [(part, scope) for part in (*node.decorator_list, *node.args.defaults, *node.args.kw_defaults) if part]
-                    arguments = node.args
-                    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-                    self.bound.setdefault(node, set()).update(arg.arg for arg in every if arg is not None)
-                    waiting += [(part, node) for part in (node.body if isinstance(node.body, list) else [node.body])]
-                    continue
-                case ast.ClassDef():
-                    names.add(node.name)
-                    waiting += [(part, scope) for part in (*node.bases, *node.decorator_list)]
-                    waiting += [(part, node) for part in node.body]
-                    continue
-                case ast.comprehension():
-                    waiting += [(node.iter, scope), *((test, scope) for test in node.ifs)]
-                    continue
-            waiting += [(child, scope) for child in children(node)]
+        if tree not in self.source.scopes:
+            self.source.scopes[tree] = _scopes(tree)
+        bound, declared = self.source.scopes[tree]
+        self.bound |= {scope: set(names) for scope, names in bound.items()}
+        self.declared |= declared
 
     def owner(self, scope: ast.AST, name: str, *, store: bool = False) -> object:
         """The scope (or class object) whose variable a name is."""
@@ -724,3 +692,47 @@ class Expressions:
     def forwards_into(self, node: ast.AST) -> frozenset[ast.AST]:
         """The calls of prepared models whose gradients an expression carries."""
         return self.at[node].marks & self.flows if node in self.at else frozenset()
+
+
+def _scopes(tree: ast.Module) -> tuple[dict[ast.AST, set[str]], dict[ast.AST, dict[str, str]]]:
+    """The names that each scope of a file binds, and those that it declares global or nonlocal."""
+    bound: dict[ast.AST, set[str]] = {}
+    declared: dict[ast.AST, dict[str, str]] = {}
+    waiting: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
+    while waiting:
+        node, scope = waiting.pop()
+        if not isinstance(node, BINDERS):
+            waiting += [(child, scope) for child in children(node) if not isinstance(child, LEAVES)]
+            continue
+        names = bound.setdefault(scope, set())
+        match node:
+            case ast.Name(id=name, ctx=context):
+                if isinstance(context, ast.Store):
+                    names.add(name)
+                continue
+            case ast.Import() | ast.ImportFrom():
+                names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+            case ast.Global() | ast.Nonlocal():
+                for name in node.names:
+                    declared.setdefault(scope, {})[name] = type(node).__name__
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                names.add(name)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                if not isinstance(node, ast.Lambda):
+                    names.add(node.name)
+                    waiting += [(part, scope) for part in (*node.decorator_list, *node.args.defaults, *node.args.kw_defaults) if part]
+                arguments = node.args
+                every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+                bound.setdefault(node, set()).update(arg.arg for arg in every if arg is not None)
+                waiting += [(part, node) for part in (node.body if isinstance(node.body, list) else [node.body])]
+                continue
+            case ast.ClassDef():
+                names.add(node.name)
+                waiting += [(part, scope) for part in (*node.bases, *node.decorator_list)]
+                waiting += [(part, node) for part in node.body]
+                continue
+            case ast.comprehension():
+                waiting += [(node.iter, scope), *((test, scope) for test in node.ifs)]
+                continue
+        waiting += [(child, scope) for child in children(node)]
+    return bound, declared

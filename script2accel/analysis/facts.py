@@ -13,12 +13,13 @@ from script2accel.analysis.program import Program
 from script2accel.analysis.roles import Roles
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.knowledge import torch as names
-from script2accel.source import Source, walk
+from script2accel.source import Source, spelled, walk
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Loop = ast.For | ast.AsyncFor | ast.While
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+NO_PATH: tuple[str, tuple[str, ...]] = ("", ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,11 +107,11 @@ class Facts:
 
     def path(self, call: ast.Call) -> str:
         """The dotted path of what is called, if it is one name of a library; else ''."""
-        return self._called[call][0] if call in self._called else ""
+        return self._called.get(call, NO_PATH)[0]
 
     def any_path(self, call: ast.Call) -> tuple[str, ...]:
         """Every dotted path that may be called."""
-        return self._called[call][1] if call in self._called else ()
+        return self._called.get(call, NO_PATH)[1]
 
     @cached_property
     def _called(self) -> dict[ast.Call, tuple[str, tuple[str, ...]]]:
@@ -137,7 +138,7 @@ class Facts:
             if node.value is not None:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     if isinstance(target, (ast.Name, ast.Attribute)):
-                        table.setdefault(ast.unparse(target), []).append(node.value)
+                        table.setdefault(spelled(target), []).append(node.value)
         return table
 
     # structure -------------------------------------------------------------------------------------------
@@ -168,8 +169,9 @@ class Facts:
 
     def inside_class(self, node: ast.AST, classes: Iterable[ast.AST]) -> ast.ClassDef | None:
         """The class among some, whose body a node stands in."""
-        wanted = set(classes)
-        return next((p for p in self.source.ancestors(node) if isinstance(p, ast.ClassDef) and p in wanted), None)
+        around = self.source.classes(node)
+        wanted = set(classes) if around else ()
+        return next((cls for cls in around if cls in wanted), None)
 
     def in_module(self, node: ast.AST) -> bool:
         """Whether a node stands in the class of an nn.Module."""

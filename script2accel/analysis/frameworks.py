@@ -12,11 +12,15 @@ from script2accel.knowledge.frameworks import Framework
 def at_work(facts: Facts, known: Iterable[Framework]) -> tuple[Framework, ast.AST] | None:
     """The first library of a table that a script calls, or derives a class from, and the place."""
     table = tuple(known)
+    strangers: set[str] = set()
     for call in facts.calls:
         for path in facts.any_path(call):
+            if path in strangers:
+                continue
             for framework in table:
                 if framework.paths.match(path):
                     return framework, call
+            strangers.add(path)
     for cls, bases in facts.machine.bases.items():
         for base in bases:
             for framework in table:

@@ -31,7 +31,7 @@ def settings(facts: Facts) -> list[Setting]:
 
 def _settings(facts: Facts) -> Iterator[Setting]:
     for source in facts.source.sources:
-        for node in source.nodes:
+        for node in source.every(ast.Assign, ast.Call):
             match node:
                 case ast.Assign(targets=[ast.Attribute(value=owner, attr="requires_grad")], value=value):
                     pass

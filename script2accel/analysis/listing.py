@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from script2accel.analysis.roles import DEVICE_TEXT, Roles
 from script2accel.analysis.values import Obj, Value
 from script2accel.knowledge import torch as names
-from script2accel.source import Source
+from script2accel.source import Source, spelled
 
 Bound = tuple[int, str, ast.AST]
+BINDING = (ast.Assign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.NamedExpr, ast.AugAssign, ast.withitem, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def bindings(roles: Roles, source: Source | None = None) -> Iterator[Bound]:
     """Every place where a name gets a value: line, name as written, node."""
-    for node in (roles.machine.source if source is None else source).nodes:
+    for node in (roles.machine.source if source is None else source).every(*BINDING):
         match node:
             case ast.Assign(targets=targets):
                 for target in targets:
@@ -39,7 +40,7 @@ def _targets(target: ast.expr) -> Iterator[Bound]:
     elif isinstance(target, ast.Starred):
         yield from _targets(target.value)
     elif isinstance(target, (ast.Name, ast.Attribute, ast.Subscript)):
-        yield target.lineno, ast.unparse(target), target
+        yield target.lineno, spelled(target), target
 
 
 def lines(roles: Roles, source: Source | None = None) -> Iterator[tuple[int, str, str, tuple[str, ...]]]:
@@ -96,7 +97,13 @@ _DEVICE_CALL = re.compile(r"^torch\.(device|set_default_device|cuda\.set_device)
 
 def device_names(roles: Roles) -> frozenset[str]:
     """Names (as written) that are given where a device belongs: `.to(x)`, `device=x`, `torch.device(x)`, `map_location=x`."""
-    found = set()
+    known = roles.__dict__
+    if "device_names" not in known:
+        known["device_names"] = frozenset(_device_names(roles))
+    return known["device_names"]  # type: ignore[no-any-return]
+
+
+def _device_names(roles: Roles) -> Iterator[str]:
     for node in roles.machine.source.every(ast.Call):
         callee = roles.machine.at.get(node.func)
         given = [keyword.value for keyword in node.keywords if keyword.arg in ("device", "map_location")]
@@ -104,5 +111,4 @@ def device_names(roles: Roles) -> frozenset[str]:
             callee is not None and any(o.kind == "external" and _DEVICE_CALL.match(str(o.name)) for o in callee.objs)
         ):
             given += node.args[:1]
-        found |= {ast.unparse(part) for part in given if isinstance(part, (ast.Name, ast.Attribute))}
-    return frozenset(found)
+        yield from (spelled(part) for part in given if isinstance(part, (ast.Name, ast.Attribute)))

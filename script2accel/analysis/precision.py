@@ -56,7 +56,7 @@ class HandMade:
         return [o.site for o in objs if o.kind == "made" and names.AUTOCAST.match(o.path) and isinstance(o.site, ast.Call)]
 
     def _autocasts(self) -> Iterator[Autocast]:
-        for node in self.facts.source.nodes:
+        for node in self.facts.source.every(ast.With, ast.AsyncWith, ast.FunctionDef, ast.AsyncFunctionDef):
             if isinstance(node, (ast.With, ast.AsyncWith)):
                 for item in node.items:
                     for call in self.makes(item.context_expr):

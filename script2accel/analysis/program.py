@@ -30,6 +30,7 @@ class Program(Tree):
         self.by_tree: dict[ast.Module, Source] = {}
         self._loaded: dict[str, Source | None] = {}
         self._extra: dict[Source, list[str]] = {}
+        self.scopes: dict[ast.Module, tuple[dict[ast.AST, set[str]], dict[ast.AST, dict[str, str]]]] = {}  # what the machine found, once
         for source in entries:
             self._add(source)
             self._loaded[source.path] = source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from script2accel.analysis.facts import Facts, Function, View
@@ -24,7 +25,13 @@ class Seeding:
 
 def seedings(facts: Facts) -> list[Seeding]:
     """Every seeding statement, in the order of the text (`all` for Accelerate's and transformers' set_seed)."""
-    found = []
+    known = facts.__dict__
+    if "seedings" not in known:
+        known["seedings"] = list(_seedings(facts))
+    return known["seedings"]  # type: ignore[no-any-return]
+
+
+def _seedings(facts: Facts) -> Iterator[Seeding]:
     for call in facts.calls:
         path = facts.path(call)
         what = names.SEED.get(path) or (
@@ -32,8 +39,7 @@ def seedings(facts: Facts) -> list[Seeding]:
         )
         statement = facts.source.statement(call)
         if what and call.args and isinstance(statement, ast.Expr) and statement.value is call:
-            found.append(Seeding(call, statement, what, call.args[0], facts.source.segment(call.args[0]), facts.function(call)))
-    return found
+            yield Seeding(call, statement, what, call.args[0], facts.source.segment(call.args[0]), facts.function(call))
 
 
 def seeded(facts: Facts, what: str) -> bool:

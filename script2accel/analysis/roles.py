@@ -6,7 +6,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from script2accel.analysis.machine import Machine
 from script2accel.analysis.values import NOTHING, Obj, Value
@@ -67,6 +67,12 @@ KEYWORDS = {"rank": "rank", "world_size": "world size", "num_replicas": "world s
 DEVICE_TEXT = re.compile(r"^(cuda(:\d+)?|cpu|mps|xpu|npu|hpu)$")
 
 
+@lru_cache(maxsize=4096)
+def _constructed(path: str) -> tuple[str, str] | None:
+    """The role of what a library's function or class gives, and why."""
+    return next(((role, why.format(path=path)) for role, pattern, why in CONSTRUCTORS if pattern.match(path)), None) if path else None
+
+
 class Roles:
     """The roles of one finished abstract run."""
 
@@ -94,7 +100,10 @@ class Roles:
     def objects(self, node: ast.AST, role: str) -> list[Obj]:
         """The objects of a role that an expression can hold."""
         value = self.machine.at.get(node)
-        return [o for o in sorted(value.objs, key=_line) if self.of(o) == role] if value is not None else []
+        if value is None:
+            return []
+        objs = sorted(value.objs, key=_line) if len(value.objs) > 1 else value.objs
+        return [o for o in objs if self.of(o) == role]
 
     # objects ---------------------------------------------------------------------------------------------
 
@@ -162,9 +171,8 @@ class Roles:
                     return role, (Evidence(line, why),)
             return "", ()
         path = obj.path
-        for role, pattern, why in CONSTRUCTORS:
-            if path and pattern.match(path):
-                return role, (Evidence(line, why.format(path=path)),)
+        if made := _constructed(path):
+            return made[0], (Evidence(line, made[1]),)
         if path == "copy.deepcopy" and obj.arguments and any(self.of(o) == "model" for o in obj.arguments[0].objs) and not self.trained(obj):
             return ("ema", (Evidence(line, "a copy of the model that no optimizer trains"),))
         if path in ("os.getenv", "os.environ.get") and obj.arguments:
@@ -810,7 +818,8 @@ def _position(obj: Obj) -> tuple[int, int, int]:
 def _line(obj: Obj) -> int:
     probe: Obj | None = obj
     while probe is not None:
-        if probe.site is not None and hasattr(probe.site, "lineno"):
-            return int(probe.site.lineno)
+        line: int | None = getattr(probe.site, "lineno", None)
+        if line is not None:
+            return line
         probe = probe.base
     return 0

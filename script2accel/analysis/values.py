@@ -72,6 +72,7 @@ class World:
 
     def __init__(self) -> None:
         self.table: dict[tuple[object, ...], Obj] = {}
+        self.prepares = False  # whether anything is prepared
 
     def obj(self, kind: str, name: object = "", base: Obj | None = None, site: ast.AST | None = None, context: str = "") -> Obj:
         """The object of this kind, name, base and site, made in this context of calls."""
@@ -82,6 +83,7 @@ class World:
         if found is None:
             found = self.table[key] = Obj(kind, name, base, site, context)
             found.number = len(self.table)
+            self.prepares |= kind == "prepared"
         return found
 
     def value(

@@ -258,7 +258,7 @@ def ensure_import(source: Source, module: str, name: str) -> tuple[Edit, ...]:
 
 def taken(source: Source, module: str, name: str) -> ast.AST | None:
     """What, other than an import of it from the module, gives a name another meaning in a file."""
-    for node in source.nodes:
+    for node in source.every(ast.stmt, ast.Name) if name in source.names else ():
         match node:
             case ast.FunctionDef(name=own) | ast.AsyncFunctionDef(name=own) | ast.ClassDef(name=own) if own == name:
                 return node

@@ -201,7 +201,7 @@ def _render(source: Source, edits: Sequence[Edit]) -> str:
 
 def _keep_blocks(source: Source, gone: set[int], chunks: list[str]) -> None:
     """A block that lost all its statements keeps a `pass`."""
-    for node in source.nodes:
+    for node in source.every(ast.stmt, ast.ExceptHandler, ast.match_case):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if not isinstance(block, list) or not block or isinstance(node, ast.Module):

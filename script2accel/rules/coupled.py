@@ -29,9 +29,9 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     if not decisions.plan.prepares:
         return
     orders = _orders(facts)
-    for node in facts.source.nodes:
+    for node in facts.source.every(ast.BinOp, ast.Call, ast.Subscript):
         if _meets(facts, node, orders) and facts.in_train_loop(node) and _of_a_loss(facts, node):
-            yield MEET.at(node.lineno, node.col_offset + 1)  # type: ignore[attr-defined]
+            yield MEET.at(node.lineno, node.col_offset + 1)
             return
 
 

@@ -81,7 +81,7 @@ def _message(facts: View, call: ast.Call, path: str) -> Message | None:
 
 def _shares(facts: View) -> Iterator[Diagnostic]:
     """Data cut by the rank: `indices[rank::world_size]`, `Partition(data, rank)`, `Subset(data, range(rank, n, world))`."""
-    for node in facts.source.nodes:
+    for node in facts.source.every(ast.Subscript, ast.Call):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Slice):
             if any(part is not None and _from_rank(facts, part) for part in (node.slice.lower, node.slice.upper)):
                 yield SHARES.at(node.lineno, node.col_offset + 1, text=facts.source.segment(node))

@@ -71,7 +71,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         if (
             evaluation.loop not in gathered
             and _reads_prepared(facts, evaluation)
-            and not _agrees(facts, evaluation, agreements)
+            and evaluation.loop not in agreements
             and not summed_by_hand(facts, evaluation.loop)
         ):
             why = next((p.why for p in decisions.plan.every_rank if p.loop.loop is evaluation.loop), "no gather")
@@ -93,17 +93,20 @@ def _reads_prepared(facts: View, evaluation: EvalLoop) -> bool:
     return any(("iterated", evaluation.loop) in facts.machine.uses[prepared[o]] for o in evaluation.loaders if o in prepared)
 
 
-def _agreements(facts: View) -> list[ast.Call]:
-    """The calls that bring the ranks' results together."""
-    return [
-        call
-        for call in facts.calls
-        if (isinstance(call.func, ast.Attribute) and call.func.attr in AGREEING) or facts.path(call) == "accelerate.utils.gather_object"
-    ]
-
-
-def _agrees(facts: View, evaluation: EvalLoop, agreements: list[ast.Call]) -> bool:
-    return any(facts.path(call) == "accelerate.utils.gather_object" or facts.inside(evaluation.loop, call) for call in agreements)
+def _agreements(facts: View) -> set[ast.AST]:
+    """What a call that brings the ranks' results together runs within: in its text, or through the callers of its function."""
+    if any(facts.path(call) == "accelerate.utils.gather_object" for call in facts.calls):
+        return {evaluation.loop for evaluation in facts.eval_loops}
+    found: set[ast.AST] = set()
+    waiting = [call for call in facts.calls if isinstance(call.func, ast.Attribute) and call.func.attr in AGREEING]
+    while waiting:
+        call = waiting.pop()
+        for outer in (call, *facts.source.ancestors(call)):
+            if outer in found:
+                break
+            found.add(outer)
+        waiting += [caller for caller in facts.callers(facts.function(call)) if caller not in found]
+    return found
 
 
 EXAMPLES: list[tuple[str, str | None]] = [

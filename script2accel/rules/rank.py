@@ -40,7 +40,7 @@ AFTER_PARSER = -9  # behind the accelerator's birth, in front of everything else
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
-    for node in facts.source.nodes:
+    for node in facts.source.every(ast.Subscript, ast.Call):
         name = environment(node)
         if name is None or node not in facts.machine.at or decisions.is_gone(node):
             continue

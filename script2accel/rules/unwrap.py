@@ -131,7 +131,7 @@ def _handed_on(facts: View, decisions: Decisions) -> Iterator[Change]:
 
 def _layers(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     """`model[0]`, `len(model)`, `for layer in model`: a wrapped model is no sequence."""
-    for node in facts.source.nodes:
+    for node in facts.source.every(ast.Subscript, ast.For, ast.comprehension, ast.Call):
         match node:
             case ast.Subscript(value=model) | ast.For(iter=model) | ast.comprehension(iter=model):
                 pass
