@@ -14,6 +14,7 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeVar, overload
 
 from script2accel.errors import SourceError
@@ -80,6 +81,7 @@ class Tree:
 
     def __init__(self) -> None:
         self._every: dict[tuple[type[ast.AST], ...], list[Any]] = {}
+        self._by_class: dict[type[ast.AST], list[tuple[int, ast.AST]]] = {}
         self._scopes: dict[ast.AST, Scope] = {}
         self._blocks: dict[ast.AST, dict[ast.stmt, list[ast.stmt]]] = {}
         self._classes: dict[ast.AST, tuple[ast.ClassDef, ...]] = {}
@@ -97,7 +99,11 @@ class Tree:
     def every(self, *kinds: Any) -> list[Any]:
         """All nodes of some classes, outer ones first."""
         if kinds not in self._every:
-            self._every[kinds] = [node for node in self.nodes if isinstance(node, kinds)]
+            if not self._by_class:
+                for place, node in enumerate(self.nodes):
+                    self._by_class.setdefault(type(node), []).append((place, node))
+            found = [placed for cls, placed in self._by_class.items() if issubclass(cls, kinds)]
+            self._every[kinds] = [node for _, node in (sorted(chain(*found)) if len(found) > 1 else chain(*found))]
         return self._every[kinds]
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:

@@ -137,7 +137,9 @@ class Calls(Expressions):
     def _call(self, obj: Obj, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
         if obj.kind == "function":
             return self.invoke(obj, node, args, keywords)
-        everything: frozenset[ast.AST] = marks.union(*(self.deep_marks(v) for v in args), *(self.deep_marks(v) for v in keywords.values()))
+        everything = marks
+        for value in (*args, *keywords.values()):
+            everything |= self.deep_marks(value)
         match obj.kind:
             case "method":
                 function = self.world.obj("function", obj.name, None, obj.site)
@@ -147,7 +149,7 @@ class Calls(Expressions):
                 self._construct(obj, made, node, args, keywords)
                 made.arguments, made.keywords = args, keywords
                 self._given(node, args, keywords, obj)
-                return Value(frozenset((made,)), frozenset())
+                return made.alone
             case "external":
                 return self._external(obj, node, args, keywords, everything)
             case "attr":
@@ -215,7 +217,7 @@ class Calls(Expressions):
         found = self.lookup(cls, "__init__")
         for obj in found.objs if found is not None else ():
             if obj.kind == "function":
-                me = Value(frozenset((made,)), frozenset())
+                me = made.alone
                 self.invoke(obj, node, [me, *(args or [])], keywords, known=args is not None)
         if args is not None:
             fields = [s.target.id for s in getattr(cls.site, "body", ()) if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
@@ -246,7 +248,7 @@ class Calls(Expressions):
             }
             if bound:
                 self.put((parent, name), Value(frozenset(bound), frozenset()))
-        return Value(frozenset((parent,)), frozenset())
+        return parent.alone
 
     def _inherited(self, cls: Obj) -> dict[str, Value]:
         """What a class has from the project's classes that it is made of, the nearest first."""
@@ -345,14 +347,14 @@ class Calls(Expressions):
             rest = self.world.obj("tuple", "args", None, arguments.vararg) if known else self.world.obj("param", arguments.vararg.arg, None, node)
             if known:
                 self.put((rest, "*"), join_all(args[len(positional) :]))
-            self.put((node, arguments.vararg.arg), Value(frozenset((rest,)), frozenset()))
+            self.put((node, arguments.vararg.arg), rest.alone)
         if arguments.kwarg is not None:
             rest = self.world.obj("dict", "kwargs", None, arguments.kwarg) if known else self.world.obj("param", arguments.kwarg.arg, None, node)
             named = {a.arg for a in (*positional, *arguments.kwonlyargs)}
             for name, value in keywords.items():
                 if name is not None and name not in named:
                     self.put((rest, ("key", name)), value)
-            self.put((node, arguments.kwarg.arg), Value(frozenset((rest,)), frozenset()))
+            self.put((node, arguments.kwarg.arg), rest.alone)
 
     # libraries -------------------------------------------------------------------------------------------
 
@@ -363,7 +365,7 @@ class Calls(Expressions):
             made = self.world.obj("iter", path, None, node)
             for index, value in enumerate(args[:8]):
                 self.put((made, index), value)
-            return Value(frozenset((made,)), frozenset())
+            return made.alone
         if names.PROGRESS_ITERABLE.match(path):
             iterable = keywords.get("iterable", first)
             bar = self._made(obj, node, args, keywords, frozenset())
@@ -422,7 +424,7 @@ class Calls(Expressions):
             for index, value in enumerate(every[:2]):
                 self.put((made, index), value)
             self._given(node, args, keywords, obj)
-            return every[0] if len(every) == 1 else Value(frozenset((made,)), frozenset())
+            return every[0] if len(every) == 1 else made.alone
         if names.HAND_WRAPPER.match(path):
             wrapped = first if args else keywords.get("module", NOTHING)
             for o in wrapped.objs:  # prepare wraps it instead: the wrapper is passed over
@@ -555,7 +557,7 @@ class Calls(Expressions):
             made = self.world.obj("tuple", "prepare", None, node)
             for index, value in enumerate(args):
                 self.put((made, index), self.prepared(value))
-            return Value(frozenset((made,)), frozenset())
+            return made.alone
         if name in ("prepare_model", "prepare_optimizer", "prepare_data_loader", "prepare_scheduler"):
             for o in first.objs:
                 self.use(o, "prepare", node)
@@ -575,8 +577,11 @@ class Calls(Expressions):
 
     def deep_marks(self, value: Value) -> frozenset[ast.AST]:
         """What marks a value, or the elements of its containers."""
-        inner = [self.anything_in(o).marks for o in value.objs if o.kind in ("list", "tuple", "dict")]
-        return value.marks.union(*inner) if inner else value.marks
+        marks = value.marks
+        for obj in value.objs:
+            if obj.kind in ("list", "tuple", "dict"):
+                marks |= self.anything_in(obj).marks
+        return marks
 
     def making(self, node: ast.AST) -> ast.AST:
         """A mark of its own for a call that makes a tensor (a draw's own node says something else)."""

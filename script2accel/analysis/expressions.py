@@ -171,7 +171,8 @@ class Expressions:
         if not value.marks:
             self.unmarked.add(node)
         old = self.at.get(node)
-        self.at[node] = value if old is None else old.join(value)
+        if old is not value:
+            self.at[node] = value if old is None else old.join(value)
         return value
 
     def _parts(self, node: ast.expr, scope: ast.AST) -> Value:
@@ -238,7 +239,7 @@ class Expressions:
         if name == "process_index" and self.tells_place(obj):
             return self.world.value("attr", name, obj, None, frozenset((self.drawing(node, obj),)))
         if name == "module" and obj.kind in ("made", "param", "instance"):
-            return Value(frozenset((obj,)), frozenset())
+            return obj.alone
         if name == "device":
             return self.world.value("attr", "device", obj)
         return self.world.value("attr", name, obj)
@@ -290,7 +291,7 @@ class Expressions:
                 elif "classmethod" in decorators:
                     bound.append(self.world.value("method", obj.name, instance.base, obj.site))
                 elif decorators & {"property", "cached_property"}:
-                    bound.append(self.invoke(obj, obj.site, [Value(frozenset((instance,)), frozenset())], {}))
+                    bound.append(self.invoke(obj, obj.site, [instance.alone], {}))
                 else:
                     bound.append(self.world.value("method", obj.name, instance, obj.site))
             else:
@@ -314,7 +315,7 @@ class Expressions:
                 parts.append(self.store[obj, key])
             elif obj.kind in ("tuple", "list"):
                 same = isinstance(node.slice, ast.Slice)
-                parts.append(Value(frozenset((obj,)), frozenset()) if same else self.anything_in(obj))
+                parts.append(obj.alone if same else self.anything_in(obj))
             elif obj.kind == "external":
                 parts.append(self._external_item(obj, key))
             else:
@@ -553,12 +554,12 @@ class Expressions:
                 for index in range(8):
                     if (obj, index) in self.store:
                         self.put((pair, index), self.element(self.store[obj, index], node))
-                return Value(frozenset((pair,)), frozenset())
+                return pair.alone
             if obj.name == "items":
                 pair = self.world.obj("tuple", "items", obj, node)
                 self.put((pair, 0), self.world.value("made", "key", None, obj.site))
                 self.put((pair, 1), self.store.get((obj, 0), NOTHING))
-                return Value(frozenset((pair,)), frozenset())
+                return pair.alone
             inner = self.store.get((obj, 0), NOTHING)
             return self.element(inner, node) if obj.name == "over" else inner
         if obj.kind in ("list", "tuple"):

@@ -211,7 +211,7 @@ class Machine(Calls):
         self.bases[cls] = [base for expr in node.bases for base in self.eval(expr, scope).objs]
         for keyword in node.keywords:
             self.eval(keyword.value, scope)
-        self.bind(scope, node.name, Value(frozenset((cls,)), frozenset()))
+        self.bind(scope, node.name, cls.alone)
         self.execute(node.body, cls)  # type: ignore[arg-type]
         return False
 

@@ -9,6 +9,8 @@ from script2accel.source import Source, walk
 
 def sets_any(node: ast.AST) -> bool:
     """Whether running a node may set any global of the module that it stands in."""
+    if not isinstance(node, (ast.Call, ast.Subscript)):
+        return False
     match node:
         case ast.Call(func=ast.Name(id="exec" | "execfile"), args=args):
             return len(args) < 2 or _is_globals(args[1])

@@ -43,6 +43,7 @@ class Program(Tree):
         self.by_tree[source.tree] = source
         self.__dict__.pop("nodes", None)
         self._every.clear()
+        self._by_class.clear()
 
     @cached_property
     def nodes(self) -> list[ast.AST]:  # type: ignore[override]

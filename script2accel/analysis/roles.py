@@ -789,7 +789,7 @@ def _is_tensor(obj: Obj) -> bool:
 
 
 def _only(obj: Obj) -> Value:
-    return Value(frozenset((obj,)), frozenset())
+    return obj.alone
 
 
 _OPTIMIZER_SIGNS = frozenset({".zero_grad", ".backward", ".add_param_group", "attr:param_groups"})

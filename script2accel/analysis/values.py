@@ -6,6 +6,7 @@ A mark is a syntax node that makes a value differ between ranks: the loop over a
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -17,7 +18,7 @@ class Obj:
     constant; `base` the object it comes from; `site` the node that made it; `context` the last calls and phases on the way there.
     """
 
-    __slots__ = ("arguments", "base", "context", "depth", "keywords", "kind", "name", "number", "site")
+    __slots__ = ("alone", "arguments", "base", "context", "depth", "keywords", "kind", "name", "number", "site")
 
     def __init__(self, kind: str, name: object, base: Obj | None, site: ast.AST | None, context: str = "") -> None:
         self.kind, self.name, self.base, self.site, self.context = kind, name, base, site, context
@@ -25,6 +26,7 @@ class Obj:
         self.depth: int = base.depth + 1 if base is not None else 0
         self.arguments: list[Value] = []
         self.keywords: dict[str | None, Value] = {}
+        self.alone = Value(frozenset((self,)), UNMARKED)  # the value that is this object, and nothing else
 
     def __repr__(self) -> str:
         inner = f" of {self.base!r}" if self.base is not None else ""
@@ -41,6 +43,9 @@ class Obj:
     def inner(self) -> Obj:
         """The object without what prepare put around it."""
         return self.base.inner if self.kind == "prepared" and self.base is not None else self
+
+
+UNMARKED: frozenset[ast.AST] = frozenset()
 
 
 class Value(NamedTuple):
@@ -60,11 +65,11 @@ class Value(NamedTuple):
 
     def marked(self, marks: frozenset[ast.AST]) -> Value:
         """The same value with more marks."""
-        return self if marks <= self.marks else Value(self.objs, self.marks | marks)
+        return self if not marks or marks <= self.marks else Value(self.objs, self.marks | marks)
 
 
 LIMIT = 32
-NOTHING = Value(frozenset(), frozenset())
+NOTHING = Value(frozenset(), UNMARKED)
 
 
 class World:
@@ -87,14 +92,17 @@ class World:
         return found
 
     def value(
-        self, kind: str, name: object = "", base: Obj | None = None, site: ast.AST | None = None, marks: frozenset[ast.AST] = frozenset()
+        self, kind: str, name: object = "", base: Obj | None = None, site: ast.AST | None = None, marks: frozenset[ast.AST] = UNMARKED
     ) -> Value:
         """A value of a single object."""
-        return Value(frozenset((self.obj(kind, name, base, site),)), marks)
+        alone = self.obj(kind, name, base, site).alone
+        return Value(alone.objs, marks) if marks else alone
 
 
-def join_all(values: list[Value]) -> Value:
+def join_all(values: Sequence[Value]) -> Value:
     """Any of the values."""
+    if len(values) == 1:
+        return values[0]
     result = NOTHING
     for value in values:
         result = result.join(value)
