@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.overriding import overriding
 from script2accel.analysis.values import NOTHING
-from script2accel.source import Scope
+from script2accel.source import Scope, children, walk
 
 DEPTH = 8  # how many calls up a parameter is followed
 PLAIN = (
@@ -109,7 +109,7 @@ class Origins:
         """The statements of a scope that set a name, or may set any; imports and definitions left out."""
         stores = [
             n
-            for n in ast.walk(scope)
+            for n in walk(scope)
             if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) and self.facts.source.scope(n) is scope
         ]
         free = overriding(self.facts.source.of(scope), scope) if isinstance(scope, ast.Module) and stores else []
@@ -172,7 +172,7 @@ class Origins:
         cls = self.facts.source.scope(scope)
         assert isinstance(cls, ast.ClassDef)
         text = self.facts.source.segment(leaf)
-        stores = [n for n in ast.walk(cls) if isinstance(n, ast.Attribute) and n.attr == names[0] and isinstance(n.ctx, ast.Store) and _rooted(n)]
+        stores = [n for n in walk(cls) if isinstance(n, ast.Attribute) and n.attr == names[0] and isinstance(n.ctx, ast.Store) and _rooted(n)]
         made = [self.facts.source.statement(n) for n in stores if getattr(self.facts.source.scope(n), "name", "") == "__init__"]
         statement = made[0] if len(made) == 1 else None
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or statement.targets[0] not in stores:
@@ -194,7 +194,7 @@ class Origins:
 
 def plain(node: ast.expr) -> bool:
     """Whether an expression only reads: names, attributes, constants, arithmetic, comparisons, and conversions of these."""
-    for inner in ast.walk(node):
+    for inner in walk(node):
         if isinstance(inner, ast.Call):
             if (
                 ast.unparse(inner.func)
@@ -237,16 +237,16 @@ def _leaves(node: ast.expr) -> list[ast.expr]:
     """The names and attribute chains that an expression reads, in the order of the text."""
     found: list[ast.expr] = []
 
-    def walk(inner: ast.AST) -> None:
+    def follow(inner: ast.AST) -> None:
         item = isinstance(inner, ast.Subscript) and isinstance(inner.value, ast.Name) and isinstance(inner.slice, ast.Constant)
         if item or isinstance(inner, ast.Name) or (isinstance(inner, ast.Attribute) and _rooted(inner)):
             assert isinstance(inner, ast.expr)
             found.append(inner)
             return
-        for child in ast.iter_child_nodes(inner):
-            walk(child)
+        for child in children(inner):
+            follow(child)
 
-    walk(node)
+    follow(node)
     return sorted(found, key=lambda n: (n.lineno, n.col_offset))
 
 

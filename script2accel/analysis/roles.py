@@ -577,11 +577,20 @@ class Roles:
 
     def trained(self, obj: Obj) -> bool:
         """Whether an optimizer was given the object's parameters."""
-        return obj.inner in self.training
+        return obj.inner in self._given_to_optimizers
 
     @cached_property
     def training(self) -> dict[Obj, list[Obj]]:
         """Model -> the optimizers that train it, from what the optimizers were given."""
+        table = {model: list(optimizers) for model, optimizers in self._given_to_optimizers.items()}
+        for holder, inner in self.held_optimizers.items():  # an optimizer inside another has that one's parameters
+            for by in table.values():
+                if holder in by:
+                    by += [o for o in inner if o not in by and not any(o in others for others in table.values())]
+        return table
+
+    @cached_property
+    def _given_to_optimizers(self) -> dict[Obj, list[Obj]]:
         table: dict[Obj, list[Obj]] = {}
         for obj in list(self.machine.world.table.values()):
             if obj.kind in ("made", "instance") and self._is_optimizer(obj):
@@ -593,10 +602,6 @@ class Roles:
                 if what == ".add_param_group" and isinstance(node, ast.Call):
                     for model in self.parameters_of([self.machine.at[arg] for arg in node.args]):
                         table.setdefault(model, []).append(obj.inner)
-        for holder, inner in self.held_optimizers.items():  # an optimizer inside another has that one's parameters
-            for by in table.values():
-                if holder in by:
-                    by += [o for o in inner if o not in by and not any(o in others for others in table.values())]
         return table
 
     @cached_property

@@ -20,6 +20,7 @@ from script2accel.change.plan import Change, Edit
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Evidence, Message, Severity
 from script2accel.knowledge import torch as names_
+from script2accel.source import children, walk
 
 CODE, NAME = "S2A702", "decision"
 DEEP = 8  # of a longer chain of calls the analysis keeps this much: a method stands for what it gives
@@ -122,7 +123,7 @@ def _averages(facts: View, decisions: Decisions, statement: ast.stmt, names: lis
 
 def _share(facts: View, name: ast.Name) -> bool:
     """Whether a number is a rank's own sum divided by the size of the whole dataset."""
-    for node in ast.walk(facts.function(name)):
+    for node in walk(facts.function(name)):
         match node:
             case ast.Assign(targets=[ast.Name(id=target)], value=ast.BinOp(op=ast.Div(), right=size)):
                 pass
@@ -209,7 +210,7 @@ def _settings(facts: View, name: ast.expr) -> list[tuple[ast.stmt, ast.expr]]:
         scope = facts.source.scope(scope)
     text = ast.unparse(name)
     found: list[tuple[ast.stmt, ast.expr]] = []
-    for node in ast.walk(scope):
+    for node in walk(scope):
         if not isinstance(node, (ast.Assign, ast.AugAssign)):
             continue
         for target in _targets(node):
@@ -277,7 +278,7 @@ def _dealt(facts: View, obj: Obj) -> bool:
 
 def _agrees(facts: View, node: ast.expr) -> bool:
     """Whether a loop over an expression is as long on every rank: only sizes of batches that are the same on all ranks enter it."""
-    if not any(facts.machine.marks_of(n) for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute))):
+    if not any(facts.machine.marks_of(n) for n in walk(node) if isinstance(n, (ast.Name, ast.Attribute))):
         return True
     match node:
         case ast.Call(func=ast.Name(), args=parts, keywords=[]) if facts.path(node) in ("zip", "enumerate", "range", "reversed", "list"):
@@ -341,19 +342,29 @@ def _at_stake(facts: View, node: ast.If | ast.While | ast.For) -> str:
                 return "the end of a loop"
             if isinstance(inner, (ast.Break, ast.Continue)) and _leaves_training(facts, inner):
                 return "the end of a loop"
-    for call in facts.calls:
-        if (
-            facts.path(call) == "torch.save"
-            or (isinstance(call.func, ast.Attribute) and call.func.attr in KEEPING)
-            or (facts.path(call) == "copy.deepcopy" and call.args and facts.roles.of_node(call.args[0]) == "model")
-        ) and any(facts.inside(s, call) for s in blocks):
+    for call in _keeping(facts):
+        if any(facts.inside(s, call) for s in blocks):
             return "a checkpoint"
     for step in facts.scheduler_steps:
         if any(facts.inside(s, step.call) for s in blocks):
             return "the learning rate"
-    if isinstance(node, ast.If) and any(_sets_loss(facts, s) for s in ast.walk(node)):
+    if isinstance(node, ast.If) and any(_sets_loss(facts, s) for s in walk(node)):
         return LOSS
     return ""
+
+
+def _keeping(facts: View) -> list[ast.Call]:
+    """The calls that keep weights: they save, or copy a model."""
+    known = facts.__dict__
+    if "keeping" not in known:
+        known["keeping"] = [
+            call
+            for call in facts.calls
+            if facts.path(call) == "torch.save"
+            or (isinstance(call.func, ast.Attribute) and call.func.attr in KEEPING)
+            or (facts.path(call) == "copy.deepcopy" and call.args and facts.roles.of_node(call.args[0]) == "model")
+        ]
+    return known["keeping"]  # type: ignore[no-any-return]
 
 
 def _sets_loss(facts: View, node: ast.AST) -> bool:
@@ -366,7 +377,10 @@ def _sets_loss(facts: View, node: ast.AST) -> bool:
 
 def _synchronises(facts: View) -> bool:
     """Whether a forward pass of a wrapped model talks to the other ranks: where it has buffers to share."""
-    return any(names_.BATCH_NORM.match(facts.path(call)) for call in facts.program.calls)
+    known = facts.program.__dict__
+    if "synchronises" not in known:
+        known["synchronises"] = any(names_.BATCH_NORM.match(facts.path(call)) for call in facts.program.calls)
+    return bool(known["synchronises"])
 
 
 def _leaves_training(facts: View, jump: ast.AST) -> bool:
@@ -394,26 +408,25 @@ def _own(block: list[ast.stmt]) -> Iterator[ast.AST]:
         if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
             continue
         yield node
-        waiting += ast.iter_child_nodes(node)
+        waiting += children(node)
 
 
 def _marked_names(facts: View, test: ast.expr) -> list[ast.expr]:
     """The smallest names, attributes and calls of an expression that differ between ranks."""
     found: list[ast.expr] = []
 
-    def walk(node: ast.expr) -> None:
+    def follow(node: ast.expr) -> None:
         if isinstance(node, (ast.Name, ast.Attribute)):
             if facts.machine.marks_of(node):
                 found.append(node)
             return
-        children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
         before = len(found)
-        for child in children:
-            walk(child)
+        for child in [c for c in children(node) if isinstance(c, ast.expr)]:
+            follow(child)
         if len(found) == before and facts.machine.marks_of(node):
             found.append(node)
 
-    walk(test)
+    follow(test)
     return found
 
 
@@ -429,7 +442,7 @@ def _covered(facts: View, node: ast.expr, place: ast.AST, averaged: list[tuple[s
         for following in block[index:]:
             if any(p is following for p in (place, *facts.source.ancestors(place))):
                 return True
-            if any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(following)):
+            if any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in walk(following)):
                 break
     return False
 
@@ -442,7 +455,7 @@ def _follows(facts: View, node: ast.expr) -> bool:
     set_in = _settings(facts, node)
     text = ast.unparse(node)
     scope: ast.AST = facts.function(node) if isinstance(node, ast.Name) else facts.source.scope(facts.function(node))
-    bound = [n for n in ast.walk(scope) if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Store) and ast.unparse(n) == text]
+    bound = [n for n in walk(scope) if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Store) and ast.unparse(n) == text]
     if not set_in or len(set_in) != len(bound):
         return False  # bound in another way
     return all(
