@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from script2accel.errors import UsageError
+from script2accel.knowledge.teaching import ROLES
 from script2accel.parallelism import DIMENSIONS, Model, Request, Sizes
 
 BATCH = ("per-device", "global")
@@ -31,6 +33,8 @@ class Options:
     `trackers`: the script's experiment tracker becomes Accelerate's. `seed`: a number to seed with, for scripts that don't seed.
     `partial`: write what could be converted although
     some places need a person.
+
+    `roles`: (dotted name, role) of functions and classes, for what calls of them give; a mapping is taken too.
 
     `strategy`, the sizes of the dimensions, `num_machines`, `num_processes`, `offload` and `wrap` (classes that FSDP wraps) are those of `init`;
     None is unknown. `gradient_clipping` is what DeepSpeed's own file says. `parallelism`: `from-config` leaves sizes and engine to the accelerate
@@ -59,8 +63,10 @@ class Options:
     offload: str = "none"
     wrap: tuple[str, ...] = ()
     gradient_clipping: float | None = None
+    roles: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "roles", _roles(self.roles))
         if self.parallelism not in PARALLELISM:
             raise UsageError(f"parallelism must be one of {', '.join(PARALLELISM)}, not {self.parallelism!r}")
         if self.strategy is not None and self.strategy not in ENGINES:
@@ -165,3 +171,25 @@ class Options:
             raise UsageError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(known))}")
         wrap = given.get("wrap")
         return cls(**{**given, "wrap": tuple(wrap)} if isinstance(wrap, list) else given)  # type: ignore[arg-type]
+
+
+def _roles(given: object) -> tuple[tuple[str, str], ...]:
+    """A table of roles, or pairs of names and roles, in order of the names. Raises UsageError, naming the key."""
+    if not isinstance(given, (Mapping, tuple)):
+        raise UsageError(f"roles must be a table of dotted names and roles, not {given!r}")
+    table = dict(_flat(given if isinstance(given, Mapping) else dict(given), ""))
+    for name, role in table.items():
+        if "." not in name or not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"roles: {name!r} is no dotted name, such as `package.module.function`")
+        if not isinstance(role, str) or role not in ROLES:
+            raise UsageError(f"roles: {name!r} can't be {role!r}; the roles are {', '.join(ROLES)}")
+    return tuple(sorted(table.items()))
+
+
+def _flat(table: Mapping[str, object], above: str) -> Iterator[tuple[str, Any]]:
+    """The entries of a table; TOML reads a name with dots that isn't quoted as tables in tables."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

@@ -77,7 +77,7 @@ class Calls(Expressions):
         given += [(k.arg, k.value) for k in node.keywords if k.arg is not None]
         for key, arg in given:
             value = args[key] if isinstance(key, int) else keywords[key]
-            models = [o for o in value.objs if o.kind == "prepared" and not names.OPTIMIZER.match(o.inner.path)]
+            models = [o for o in value.objs if o.kind == "prepared" and not names.OPTIMIZER.match(o.inner.path) and not self._taught_apart(o)]
             if not models or not callee.objs or not all(self._weights_only(o, key) for o in callee.objs):
                 continue
             self.plain.add(arg)
@@ -86,6 +86,10 @@ class Calls(Expressions):
                 args[key] = plain
             else:
                 keywords[key] = plain
+
+    def _taught_apart(self, obj: Obj) -> bool:
+        """Whether the user says that an object is something else than a model."""
+        return self.teaching.role(obj) not in ("", "model")
 
     def _weights_only(self, callee: Obj, key: int | str) -> bool:
         """Whether a function of the script, or a known EMA class, reads only the weights of an argument."""
@@ -132,7 +136,7 @@ class Calls(Expressions):
 
     def call_objects(self, callee: Value, node: ast.AST, args: list[Value], keywords: Keywords) -> Value:
         objs = sorted(callee.objs, key=_kind) if len(callee.objs) > 1 else callee.objs
-        return join_all([self._call(obj, node, args, keywords, callee.marks) for obj in objs])
+        return join_all([self.teaching.called(obj, node, self._call(obj, node, args, keywords, callee.marks)) for obj in objs])
 
     def _call(self, obj: Obj, node: ast.AST, args: list[Value], keywords: Keywords, marks: frozenset[ast.AST]) -> Value:
         if obj.kind == "function":
@@ -196,8 +200,10 @@ class Calls(Expressions):
 
     def reaches(self, cls: Obj, pattern: re.Pattern[str], seen: tuple[Obj, ...] = ()) -> bool:
         """Whether one of a class's bases, at any distance, is named so."""
+        if self.teaching.stands_for(cls, pattern):
+            return True
         for base in self.bases.get(cls, ()):
-            if base.kind == "external" and pattern.match(str(base.name)):
+            if base.kind == "external" and (pattern.match(str(base.name)) or self.teaching.stands_for(base, pattern)):
                 return True
             if base.kind == "class" and base not in seen and self.reaches(base, pattern, (*seen, cls)):
                 return True
@@ -341,6 +347,7 @@ class Calls(Expressions):
                 value = self.at.get(defaults[arg.arg], NOTHING) if arg.arg in defaults else NOTHING
             else:
                 value = self.world.value("param", arg.arg, None, node)
+            value = self.teaching.bound(arg, value)
             self.put((node, arg.arg), value)
             self.at[arg] = self.at[arg].join(value) if arg in self.at else value
         if arguments.vararg is not None:
@@ -458,7 +465,9 @@ class Calls(Expressions):
     def _deals(self, obj: Obj) -> bool:
         """Whether an object is a DataLoader."""
         inner = obj.inner
-        return names.LOADER.match(inner.path) is not None or (inner.kind == "instance" and self.reaches(inner.base, names.LOADER_BASE))  # type: ignore[arg-type]
+        if inner.kind == "instance":
+            return inner.base is not None and self.reaches(inner.base, names.LOADER_BASE)
+        return names.LOADER.match(inner.path) is not None or self.teaching.role(inner) == "loader"
 
     def _workers(self, value: Value) -> list[Obj]:
         """The script's functions that a call starts as processes, if it can start nothing else."""

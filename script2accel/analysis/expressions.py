@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Callable
 
 from script2accel.analysis.program import Program
+from script2accel.analysis.teaching import Teaching
 from script2accel.analysis.values import NOTHING, Obj, Value, World, join_all
 from script2accel.knowledge.torch import DISTRIBUTED_SAMPLER, PROGRESS_ITERABLE
 from script2accel.source import Source, children, walk
@@ -75,6 +77,7 @@ class Expressions:
         self._owners: dict[tuple[ast.AST, str], ast.AST] = {}
         self._evaluators: dict[type[ast.AST], Callable[..., Value]] = {}
         self.imported: dict[ast.Module, Source] = {}
+        self.teaching = Teaching(self)
 
     # scopes ----------------------------------------------------------------------------------------------
 
@@ -251,6 +254,14 @@ class Expressions:
     def module_member(self, obj: Obj, name: str, node: ast.AST) -> Value:
         """A name of a module of the project, or a module below it."""
         raise NotImplementedError  # in Machine
+
+    def reaches(self, cls: Obj, pattern: re.Pattern[str], seen: tuple[Obj, ...] = ()) -> bool:
+        """Whether one of a class's bases, at any distance, is named so."""
+        raise NotImplementedError  # in Calls
+
+    def ancestors(self, cls: Obj) -> list[Obj]:
+        """The project's classes that a class is made of."""
+        raise NotImplementedError  # in Calls
 
     def lookup(self, cls: Obj, name: str, seen: tuple[Obj, ...] = ()) -> Value | None:
         """A name in a class or the project's classes below it."""

@@ -51,6 +51,7 @@ class Machine(Calls):
         if source.tree in self.imported:
             return
         self.imported[source.tree] = source
+        self.teaching.open(source)
         self.collect_names(source.tree)
         phase, self.phase, guard, self.guard, tables, self.locals = self.phase, "", self.guard, frozenset(), self.locals, []
         self.execute(source.tree.body, source.tree)
@@ -68,7 +69,7 @@ class Machine(Calls):
         below = self.source.resolve(self.source.by_tree[obj.site], name, 1) if str(obj.name).endswith("__init__.py") else None  # type: ignore[index]
         if below is not None:
             return Value(frozenset((self.module(below),)), frozenset())
-        return self.world.value("external", f"{str(obj.name).removesuffix('.py').replace('/', '.')}.{name}")
+        return self.world.value("external", f"{str(obj.name).removesuffix('.py').removesuffix('/__init__').replace('/', '.')}.{name}")
 
     def _run_uncalled(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         owner = self.source.scope(node)
@@ -184,6 +185,8 @@ class Machine(Calls):
                 dotted = f"{node.module}.{alias.name}" if node.module else alias.name
                 below = self.source.resolve(importer, dotted, node.level)
                 value = Value(frozenset((self.module(below),)), frozenset()) if below is not None and below is not importer else None
+            if value is None:
+                self.teaching.imported(importer, node.module or "", node.level, alias.name)
             self.bind(scope, alias.asname or alias.name, value or self.world.value("external", f"{module}.{alias.name}"))
         return False
 
@@ -360,6 +363,7 @@ class Machine(Calls):
 
     def assign(self, target: ast.expr, value: Value, scope: ast.AST) -> None:
         """Bind a target of any form."""
+        value = self.teaching.bound(target, value)
         self.at[target] = self.at[target].join(value) if target in self.at else value
         match target:
             case ast.Name(id=name):

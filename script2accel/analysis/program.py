@@ -22,9 +22,10 @@ MOST_PARTS = 12  # nested calls of an expression that names a folder
 class Program(Tree):
     """Entry scripts and what they import. Paths are relative to the project's root, with forward slashes."""
 
-    def __init__(self, entries: list[Source], read: Read | None = None) -> None:
+    def __init__(self, entries: list[Source], read: Read | None = None, taught: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__()
         self.entries, self.read = entries, read
+        self.taught = taught  # (dotted name, role): what the user says that calls of it give
         self.parents: dict[ast.AST, ast.AST] = {}
         self.sources: list[Source] = []
         self.by_tree: dict[ast.Module, Source] = {}
@@ -111,6 +112,16 @@ class Program(Tree):
                 found[above] = None
         found[PurePosixPath("src")] = None
         return list(found)
+
+    def dotted(self, source: Source) -> list[str]:
+        """The names under which the project's scripts can import a file."""
+        found = []
+        path = PurePosixPath(source.path).with_suffix("")
+        for folder in self._folders(source, 0):
+            if path.is_relative_to(folder):
+                parts = path.relative_to(folder).parts
+                found.append(".".join(parts[:-1] if parts[-1:] == ("__init__",) else parts))
+        return [*found, "__main__"] if source in self.entries else found
 
     def load(self, path: str) -> Source | None:
         """A file of the project, parsed once; None where there is none or it can't be read."""

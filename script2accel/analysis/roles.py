@@ -146,6 +146,16 @@ class Roles:
     def _find(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
         if obj.kind == "prepared" and obj.base is not None:
             return self.why(obj.base)
+        if said := self.machine.teaching.said.get(obj):
+            return next(iter(said)).role, tuple(Evidence(0, one.why) for one in said)
+        return self.seen(obj)
+
+    def constructed(self, obj: Obj) -> bool:
+        """Whether the name of what made an object says what it is."""
+        return bool(_constructed(obj.path))
+
+    def seen(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
+        """The role that an object has by how it is made and used, whatever the user says of it, and the reasons."""
         if obj.kind == "external":
             return ("criterion", (Evidence(0, f"`{obj.name}` computes a loss"),)) if names.LOSS_FUNCTION.match(str(obj.name)) else ("", ())
         if obj.kind in ("made", "instance"):
@@ -597,12 +607,27 @@ class Roles:
                 given = (*obj.arguments, *obj.keywords.values())
                 for model in self.parameters_of(given) or self._whole_models(obj, given):
                     table.setdefault(model, []).append(obj)
+        for optimizer in self._blind(table):
+            for model in self._beside(optimizer, table):
+                table.setdefault(model, []).append(optimizer)
         for obj, uses in list(self.machine.uses.items()):  # optimizer.add_param_group({"params": model.parameters()})
             for what, node in uses:
                 if what == ".add_param_group" and isinstance(node, ast.Call):
                     for model in self.parameters_of([self.machine.at[arg] for arg in node.args]):
                         table.setdefault(model, []).append(obj.inner)
         return table
+
+    def _blind(self, table: dict[Obj, list[Obj]]) -> list[Obj]:
+        """The optimizers that the user tells of, and of which it can't be seen what they train."""
+        seen = {o for by in table.values() for o in by}
+        taught = self.machine.teaching.said
+        return [o for o in taught if o not in seen and self.machine.teaching.role(o) == "optimizer"]
+
+    def _beside(self, optimizer: Obj, table: dict[Obj, list[Obj]]) -> list[Obj]:
+        """The models that such an optimizer must train: those that came with it, else the only one that the user tells of and nothing else trains."""
+        taught = [o for o in self.machine.teaching.said if o not in table and self.machine.teaching.role(o) == "model"]
+        together = [o for o in taught if o.kind == "item" and o.base is optimizer.base]
+        return together if optimizer.kind == "item" and together else taught if len(taught) == 1 else []
 
     @cached_property
     def held_optimizers(self) -> dict[Obj, list[Obj]]:
@@ -617,7 +642,7 @@ class Roles:
     def _is_optimizer(self, obj: Obj) -> bool:
         if obj.kind == "instance":
             return obj.base is not None and self.machine.reaches(obj.base, names.OPTIMIZER_BASE)
-        if names.OPTIMIZER.match(obj.path):
+        if names.OPTIMIZER.match(obj.path) or self.machine.teaching.role(obj) == "optimizer":
             return True
         did = self._done(obj)
         return ".zero_grad" in did and (".step" in did or obj in self._stepped_by_scalers)
@@ -631,6 +656,8 @@ class Roles:
         return sorted({self.whole(_holder(o)) for o in candidates if self._is_called_module(o.inner)}, key=_position)
 
     def _is_called_module(self, obj: Obj) -> bool:
+        if self.machine.teaching.role(obj) == "model":
+            return True
         did = self._done(obj)
         return obj.kind in ("made", "instance", "param", "attr") and "call" in did and self._model_like(obj, did)
 

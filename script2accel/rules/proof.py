@@ -19,6 +19,7 @@ from script2accel.analysis.values import NOTHING, Obj
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.knowledge.teaching import hint
 
 CODE, NAME = "S2A220", "proof"
 LOADER = Message(
@@ -33,7 +34,9 @@ MODEL = Message(
     "`{text}` trains a model that isn't prepared: its gradients would not be synchronised",
     "prepare the model before it is handed on, under the name that is called here",
 )
-OPTIMIZER = Message("S2A223", Severity.ERROR, "`{text}` steps an optimizer that isn't prepared", "prepare the optimizer together with its model")
+OPTIMIZER = Message(
+    "S2A223", Severity.ERROR, "`{text}` steps an optimizer that isn't prepared", "prepare the optimizer together with its model{teach}"
+)
 ONE_RANK = Message(
     "S2A225",
     Severity.ERROR,
@@ -65,7 +68,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for step in facts.optimizer_steps:
         held = facts.machine.at[step.owner].objs
         if any(o.kind != "prepared" and o not in facts.wrapped_optimizers and facts.roles.of(o) == "optimizer" for o in held):
-            yield OPTIMIZER.at(step.call.lineno, step.call.col_offset + 1, text=facts.source.segment(step.call))
+            teach = hint("model", "what it trains") if not any(_trains_a_model(facts, o) for o in step.objs) else ""
+            yield OPTIMIZER.at(step.call.lineno, step.call.col_offset + 1, text=facts.source.segment(step.call), teach=teach)
     gathered, agreements = {g.loop.loop for g in decisions.plan.gathers}, _agreements(facts)
     for evaluation in facts.eval_loops:
         if (
@@ -79,6 +83,11 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     for step in facts.scheduler_steps:
         if any(o.kind == "prepared" for o in facts.machine.at[step.owner].objs):
             yield SCHEDULER.at(step.call.lineno, step.call.col_offset + 1)
+
+
+def _trains_a_model(facts: View, optimizer: Obj) -> bool:
+    """Whether it is seen which model an optimizer trains."""
+    return any(optimizer in by for by in facts.roles.training.values())
 
 
 def _unwrapped(call: ast.Call) -> bool:

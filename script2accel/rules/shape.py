@@ -10,6 +10,7 @@ Source: https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulatio
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
@@ -21,6 +22,7 @@ from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
 from script2accel.knowledge import torch as names
+from script2accel.knowledge.teaching import hint
 from script2accel.source import walk
 
 CODE, NAME = "S2A230", "training-shape"
@@ -34,7 +36,7 @@ NO_LOADER = Message(
     "S2A232",
     Severity.ERROR,
     "this loop trains on batches that no DataLoader deals out{source}: every rank would train on the same data",
-    "let a DataLoader give the batches, and convert again",
+    "let a DataLoader give the batches{teach}, and convert again",
 )
 CLOSURE = Message(
     "S2A233",
@@ -64,7 +66,7 @@ OWN_STEP = Message(
     "S2A237",
     Severity.ERROR,
     "`{text}` isn't a step of PyTorch's form: prepare wouldn't reach the optimizer inside",
-    "derive the optimizer from torch.optim.Optimizer, with `step(self, closure=None)`, and convert again",
+    "derive the optimizer from torch.optim.Optimizer, with `step(self, closure=None)`{teach}, and convert again",
 )
 ELSEWHERE = Message(
     "S2A240",
@@ -82,7 +84,7 @@ MANUAL = Message(
     "S2A241",
     Severity.ERROR,
     "`{text}` changes weights by hand: no optimizer does it, so nothing is left for prepare",
-    "let an optimizer of torch.optim step",
+    "let an optimizer of torch.optim step{teach}",
 )
 LIBRARIES = frozenset(  # a call into one of these doesn't train
     "torch torchvision torchaudio torchtext numpy np tqdm accelerate transformers math copy functools itertools os sys time json random "  # noqa: SIM905
@@ -98,7 +100,10 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
     sliced = {s.train.loop for s in decisions.plan.slices}  # told by the rule that deals them out
     for loop in facts.train_loops:
         if not loop.loaders and loop.loop not in sliced and not dealt_by_hand(facts, loop) and not _draws_its_data(facts, loop):
-            yield NO_LOADER.at(loop.loop.lineno, loop.loop.col_offset + 1, source=_source(facts, loop))
+            path = _source(facts, loop)
+            source = f" (they come from `{path}`)" if path else ""
+            teach = hint("loader", _unknown_loader(facts, loop, path))
+            yield NO_LOADER.at(loop.loop.lineno, loop.loop.col_offset + 1, source=source, teach=teach)
     yield from _steps(facts)
     yield from _calls(facts, decisions)
     yield from _other_files(facts, decisions)
@@ -118,11 +123,11 @@ def _backwards(facts: View) -> Iterator[Diagnostic]:
     loose = [b for b in facts.backwards if not facts.all_loops(b.call) and not facts.in_module(b.call)]
     loose = [b for b in loose if getattr(facts.function(b.call), "name", "") not in closures]
     for backward in loose:
-        yield NO_LOADER.at(backward.call.lineno, backward.call.col_offset + 1, source="")
+        yield NO_LOADER.at(backward.call.lineno, backward.call.col_offset + 1, source="", teach="")
 
 
 def _source(facts: View, loop: TrainLoop) -> str:
-    """Which library's object a loop reads, where it is one."""
+    """The library's function whose object a loop reads, where it is one, or ''."""
     if not isinstance(loop.loop, (ast.For, ast.AsyncFor)):
         return ""
     objs = [o for part in walk(loop.loop.iter) for o in facts.machine.at.get(part, NOTHING).objs]
@@ -132,7 +137,16 @@ def _source(facts: View, loop: TrainLoop) -> str:
         while probe is not None:
             found += [probe.path] if "." in probe.path and probe.path.partition(".")[0] not in LIBRARIES - {"torchtext", "datasets"} else []
             probe = probe.base
-    return f" (they come from `{found[0]}`)" if found else ""
+    return found[0] if found else ""
+
+
+def _unknown_loader(facts: View, loop: TrainLoop, path: str) -> str:
+    """What may be a DataLoader without being known as one, or '': what a library gives, and what looked like a loader before prepare."""
+    if path and not names.FOREIGN_STREAM.match(path) and path.partition(".")[0] not in LIBRARIES | sys.stdlib_module_names:
+        return f"what `{path}` gives"
+    parts = walk(loop.loop.iter) if isinstance(loop.loop, (ast.For, ast.AsyncFor)) and not names.FOREIGN_STREAM.match(path) else ()
+    looked = (p for p in parts if any(o.kind == "prepared" and o.inner.kind != "instance" for o in facts.machine.at.get(p, NOTHING).objs))
+    return next((f"`{facts.source.segment(part)}`" for part in looked if isinstance(part, (ast.Name, ast.Attribute))), "")
 
 
 def _shared(facts: View, one: Backward, other: Backward) -> str:
@@ -178,20 +192,33 @@ def _steps(facts: View) -> Iterator[Diagnostic]:
         if any(not _only_none(facts, given) for given in step.given):
             yield CLOSURE.at(step.call.lineno, step.call.col_offset + 1, text=text)
         elif any(_foreign(facts, o) for o in step.objs):
-            yield OWN_STEP.at(step.call.lineno, step.call.col_offset + 1, text=text)
+            maker = next((o.path for o in step.objs if _foreign(facts, o) and o.path), "")
+            teach = hint("optimizer", f"what `{maker}` gives" if maker else "")
+            yield OWN_STEP.at(step.call.lineno, step.call.col_offset + 1, text=text, teach=teach)
     for call in facts.calls:
         if (
             isinstance(call.func, ast.Attribute)
             and call.func.attr in ("first_step", "second_step", "swap_swa_sgd", "step_and_update_lr")
             and not _steps_inside(facts, call.func.value)
         ):
-            yield OWN_STEP.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.func))
+            yield OWN_STEP.at(call.lineno, call.col_offset + 1, text=facts.source.segment(call.func), teach="")
     for backward in facts.backwards:
         if facts.in_module(backward.call):
             yield INSIDE.at(backward.call.lineno, backward.call.col_offset + 1)
     if facts.backwards and not facts.program.optimizer_steps and not facts.in_module(facts.backwards[0].call):
         call = facts.backwards[0].call
-        yield MANUAL.at(call.lineno, call.col_offset + 1, text=facts.source.segment(facts.source.statement(call))[:60])
+        stepped = next((facts.source.segment(owner) for owner in _stepped(facts)), "")
+        teach = hint("optimizer", f"`{stepped}`" if stepped else "")
+        yield MANUAL.at(call.lineno, call.col_offset + 1, text=facts.source.segment(facts.source.statement(call))[:60], teach=teach)
+
+
+def _stepped(facts: View) -> Iterator[ast.expr]:
+    """What an optimizer may be that isn't known as one: unknown objects whose `step` is called in a training loop."""
+    for call in facts.calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "step" and facts.in_train_loop(call):
+            held = facts.machine.at.get(call.func.value, NOTHING).objs
+            if all(o.kind in ("made", "attr", "param", "item") and not facts.roles.of(o) for o in held):
+                yield call.func.value
 
 
 def _steps_inside(facts: View, node: ast.expr) -> bool:
@@ -206,7 +233,8 @@ def _foreign(facts: View, obj: Obj) -> bool:
         return False
     if obj.kind == "instance" and obj.base is not None:
         return not (facts.machine.reaches(obj.base, names.OPTIMIZER_BASE) and _takes_closure(facts, obj.base))
-    return obj.kind == "made" and not names.OPTIMIZER.match(obj.path) and obj.path.startswith("torch.") is False and bool(obj.path)
+    taught = facts.machine.teaching.role(obj) == "optimizer"
+    return not taught and obj.kind == "made" and not names.OPTIMIZER.match(obj.path) and obj.path.startswith("torch.") is False and bool(obj.path)
 
 
 def _takes_closure(facts: View, cls: Obj) -> bool:

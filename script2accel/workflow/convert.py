@@ -19,6 +19,7 @@ from script2accel.analysis.facts import Facts, View
 from script2accel.analysis.frameworks import at_work
 from script2accel.analysis.machine import Machine
 from script2accel.analysis.program import Program, Read
+from script2accel.analysis.taught import faults
 from script2accel.change.edits import CannotEditError
 from script2accel.change.plan import Change, Plan
 from script2accel.decisions import Decisions, Draft, draft, rehearse
@@ -169,7 +170,7 @@ class Road:
         self, entries: list[Source], options: Options, read: Read | None, spared: frozenset[tuple[str, str]] = frozenset(), proving: bool = False
     ) -> None:
         self.options, self.spared, self.proving = options, spared, proving
-        self.program = Program(entries, read)
+        self.program = Program(entries, read, options.roles)
         self.said: dict[Source, list[Diagnostic]] = {}
         self.changes: dict[Source, list[Change]] = {}
 
@@ -178,6 +179,11 @@ class Road:
         if not any(word in source.raw for source in self.program.entries for word in WORTH_READING) and self.program.read is None:
             return self._end(Outcome.NOT_TRAINING)
         self.facts = Facts(Machine(self.program).run())
+        wrong = list(faults(self.facts))
+        for source, one in wrong:
+            self._take(source, one)
+        if wrong:
+            return self._end(Outcome.REFUSED)
         if any(_uses_accelerate(source) for source in self.program.sources if source.tree in self.facts.machine.imported):
             return self._checked()
         if not self.facts.backwards:

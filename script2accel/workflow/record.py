@@ -79,7 +79,13 @@ def digest(data: bytes) -> str:
 
 
 def _listed(options: Mapping[str, object]) -> str:
-    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in options.items())
+    return ", ".join(f"{name.replace('_', '-')} {_told(value)}" for name, value in options.items())
+
+
+def _told(value: object) -> str:
+    """A value in words; pairs of names and roles as they are written in the table."""
+    pairs = isinstance(value, list) and all(isinstance(item, list) for item in value)
+    return ", ".join(f"{name} = {role}" for name, role in value) if pairs else str(value)  # type: ignore[attr-defined]
 
 
 def _place(target: str) -> tuple[str, str]:
