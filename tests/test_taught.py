@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,12 @@ from script2accel.workflow.check import ready
 from script2accel.workflow.convert import convert_project
 from script2accel.workflow.notebook import convert_notebook
 from tests.cli_support import call
+from tests.conftest import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 LOOP = """\
 for x, y in loader:
@@ -403,6 +411,19 @@ def test_a_wrong_table_is_an_error_of_every_command(
     found = call(*command)
     assert found.exit_code == 2
     assert name in found.stderr and "'lab.data.feed' can't be 'lodr'; the roles are model," in found.stderr
+
+
+def readme(name: str) -> str:
+    found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_what_the_readme_shows() -> None:
+    assert sorted(of_lines(readme("marks")).values()) == ["batch", "batch", "model", "optimizer"]
+    assert Options.from_mapping(tomllib.loads(readme("taught"))["tool"]["script2accel"]).roles
+    told = (ROOT / "README.md").read_text().partition("The roles are ")[2].partition(". What contradicts")[0]
+    assert all(role in told for role in ROLES)
 
 
 # notebooks -------------------------------------------------------------------------------------------------
