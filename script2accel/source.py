@@ -291,13 +291,13 @@ class Source(Tree):
             if left < 0 or right >= len(self.text) or self.text[left] != "(" or self.text[right] != ")":
                 return start, end
             parent = self.parents.get(node)
-            if isinstance(parent, ast.Call) and node is not parent.func and left < self.end(parent) and self._call_paren(parent) == left:
+            if isinstance(parent, ast.Call) and node is not parent.func and left < self.end(parent) and self.call_paren(parent) == left:
                 return start, end
             if isinstance(parent, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef, ast.arguments)):
                 return start, end
             start, end = left, right + 1
 
-    def _call_paren(self, call: ast.Call) -> int:
+    def call_paren(self, call: ast.Call) -> int:
         return self.text.index("(", self.outer(call.func)[1])
 
     # layout ------------------------------------------------------------------------------------------------

@@ -242,8 +242,10 @@ SET_DEFAULT = re.compile(r"^torch\.(set_default_device|set_default_tensor_type)$
 # side effects that one process must do -------------------------------------------------------------------
 
 WRITES = re.compile(
-    r"^(torchvision\.utils\.save_image|matplotlib\.pyplot\.(savefig|show|imsave)|numpy\.(save|savez|savez_compressed|savetxt)"
-    r"|imageio\.(imwrite|imsave|mimsave|mimwrite)|cv2\.imwrite"
+    r"^(torchvision\.utils\.save_image|torchvision\.io\.(\w+\.)?write_\w+|matplotlib\.(pyplot\.(savefig|show|imsave)|image\.imsave)"
+    r"|numpy\.(save|savez|savez_compressed|savetxt)|imageio\.(v[23]\.)?(imwrite|imsave|mimsave|mimwrite)|cv2\.imwrite|skimage\.io\.imsave"
+    r"|tifffile\.(imwrite|imsave)|torchaudio\.save|soundfile\.write|scipy\.io\.wavfile\.write|librosa\.output\.write_wav|nibabel\.save"
+    r"|plotly\.io\.write_\w+|shutil\.make_archive|omegaconf\.OmegaConf\.save|(dill|cloudpickle|toml)\.dump|safetensors\.torch\.save_model"
     r"|scipy\.misc\.imsave|scipy\.io\.savemat|shutil\.(copy|copy2|copyfile|move|rmtree|copytree)|os\.(mkdir|remove|unlink|rename"
     r"|replace|rmdir|symlink)"
     r"|pickle\.dump|json\.dump|yaml\.dump|yaml\.safe_dump|joblib\.dump|torch\.onnx\.export|torch\.jit\.save"
@@ -267,8 +269,28 @@ WRITE_METHODS = frozenset(
         "export_chrome_trace",
         "export_stacks",
         "export_memory_timeline",
+        "to_excel",
+        "to_parquet",
+        "to_feather",
+        "to_hdf",
+        "to_html",
+        "to_latex",
+        "to_sql",
+        "to_stata",
+        "tofile",
+        "write_html",
+        "write_image",
+        "write_json",
     }
 )
+SAVES = frozenset({"save", "dump", "to_file"})  # methods that write, of what libraries made (but for tensors and models)
+OWN_SAVES = re.compile(r"^(torch|transformers|accelerate|deepspeed|peft|diffusers|pytorch_lightning|lightning|__main__)(\.|$)")
+OPENS = re.compile(r"^(io\.|gzip\.|bz2\.|lzma\.|codecs\.)?open$")
+PATHS = re.compile(r"^pathlib\.\w*Path$")
+WRITES_INTO = re.compile(  # what holds a file that it writes
+    r"^(h5py\.File|zipfile\.ZipFile|tarfile\.(open|TarFile(\.open)?)|tables\.open_file|netCDF4\.Dataset|soundfile\.SoundFile)$"
+)
+ALWAYS_WRITES_INTO = re.compile(r"^(cv2\.VideoWriter|imageio\.(v[23]\.)?get_writer|pandas\.ExcelWriter|matplotlib\.backends\.backend_pdf\.PdfPages)$")
 BACKWARD_ARGUMENTS = ("gradient", "retain_graph", "create_graph", "inputs")  # of Tensor.backward, in order
 WRITER_METHODS = re.compile(
     r"^(add_\w+|log\w*|close|flush|write|watch|finish|update|define_metric|scalar_summary|image_summary|histo_summary|line|images?"

@@ -2,7 +2,7 @@
 
 `if accelerator.is_main_process:` goes around statements that only write (plots, images, csv and json files, copies, experiment trackers); a
 text file opened for writing is `os.devnull` on the other ranks, so that the code around it stays. A tracker is made on the main process
-only.
+only. A `with` that writes an archive or a table stands under the guard as a whole.
 `os.makedirs` under a question whether the folder is there gets `exist_ok=True`: two processes can both find it missing.
 Left alone: reading, `os.makedirs(..., exist_ok=True)` (safe on every rank), folders made in a `try`, what stands under a rank guard already.
 Source: https://huggingface.co/docs/accelerate/concept_guides/deferring_execution
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from script2accel.analysis.context import guarded
 from script2accel.analysis.facts import View
 from script2accel.analysis.fetching import fetched
-from script2accel.analysis.values import NOTHING
-from script2accel.change.edits import CannotEditError, ensure_import, merge, neighbours, wrap_expression, wrap_statements
+from script2accel.analysis.writing import opens, opens_path, writes, writes_into
+from script2accel.change.edits import CannotEditError, ensure_import, merge, neighbours, replace_range, wrap_expression, wrap_statements
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
@@ -55,9 +55,9 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             elif not any(isinstance(p, ast.Try) for p in facts.source.ancestors(call)) and isinstance(facts.source.parents[call], ast.Expr):
                 statements[facts.source.statement(call)] = None
             continue
-        makes, opens = _makes_writer(facts, call), _opens_for_writing(facts, call)
+        makes, opened, held = _makes_writer(facts, call), opens(facts, call), writes_into(facts, call)
         if (
-            not (makes or opens or _writes(facts, call))
+            not (makes or opened or held or writes(facts, call))
             or guarded(facts, call)
             or facts.inside_class(call, facts.dataset_classes)
             or fetched(facts, call)
@@ -65,8 +65,16 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             continue
         if makes:
             yield _writer(facts, decisions, call)
-        elif opens:
+        elif opened:
             yield _devnull(facts, decisions, call)
+        elif held:
+            block = _block_of_its_own(facts, call)
+            if block is None:
+                yield TANGLED.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
+            elif any(facts.inside(block, f.call) for f in facts.forwards):
+                yield COLLECTIVE.at(call.lineno, call.col_offset + 1, text=_short(facts, call))
+            else:
+                statements[block] = None
         else:
             statement = facts.source.statement(call)
             if isinstance(statement, ast.Return) and statement.value is call and _ignored(facts, call):
@@ -123,28 +131,6 @@ def _short(facts: View, call: ast.Call) -> str:
     return facts.source.segment(call.func)
 
 
-def _writes(facts: View, call: ast.Call) -> bool:
-    path = facts.path(call)
-    if names.WRITES.match(path):
-        if path in ("pickle.dump", "json.dump", "yaml.dump", "yaml.safe_dump", "joblib.dump") and len(call.args) > 1:
-            return not any(o.path in ("open", "io.open") for o in facts.machine.at.get(call.args[1], NOTHING).objs)
-        return not (path.startswith("yaml.") and len(call.args) < 2)
-    if names.WRITER_MODULE.match(path):
-        return True
-    if not isinstance(call.func, ast.Attribute):
-        return False
-    objs = facts.machine.at.get(call.func.value, NOTHING).objs
-    if any(facts.roles.of(o) == "writer" for o in objs):
-        return names.WRITER_METHODS.match(call.func.attr) is not None or isinstance(facts.source.parents[call], ast.Expr)
-    if call.func.attr == "save" and any(names.TRACED.match(o.path) for o in objs):
-        return True
-    if call.func.attr in names.WRITE_METHODS:
-        if call.func.attr == "mkdir" and any(k.arg == "exist_ok" for k in call.keywords):
-            return False
-        return not any(o.kind in ("instance", "function") for o in objs)
-    return False
-
-
 def _makes_folder(facts: View, call: ast.Call) -> bool:
     """Whether a call makes a folder and fails where another process was faster."""
     if facts.path(call) != "os.makedirs" or not call.args or len(call.args) > 2 or any(k.arg in ("exist_ok", None) for k in call.keywords):
@@ -170,22 +156,34 @@ def _writer(facts: View, decisions: Decisions, call: ast.Call) -> Change | Diagn
     return Change(CODE, NAME, "one tracker, on the main process", call.lineno, edits, source="R59")
 
 
-def _opens_for_writing(facts: View, call: ast.Call) -> bool:
-    if facts.path(call) not in ("open", "io.open"):
-        return False
-    mode = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "mode"), None)
-    if call.args and "is_main_process" in facts.source.segment(call.args[0]):
-        return False
-    text = mode.value if isinstance(mode, ast.Constant) and isinstance(mode.value, str) else "r" if mode is None else "w"
-    return any(mark in text for mark in "wax+") and bool(call.args)
+def _block_of_its_own(facts: View, call: ast.Call) -> ast.With | None:
+    """The `with` that opens nothing else, and of which nothing is read behind it: it can stand under a guard as a whole."""
+    item = facts.source.parents[call]
+    block = facts.source.parents[item] if isinstance(item, ast.withitem) else None
+    if not isinstance(block, ast.With) or len(block.items) > 1:
+        return None
+    inner = set(walk(block))
+    stored = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    outside = (n for n in walk(facts.function(block)) if isinstance(n, ast.Name) and n not in inner)
+    leaves = any(isinstance(n, (ast.Return, ast.Break, ast.Continue, ast.Yield)) for n in inner)
+    return None if leaves or any(n.id in stored and isinstance(n.ctx, ast.Load) for n in outside) else block
 
 
 def _devnull(facts: View, decisions: Decisions, call: ast.Call) -> Change:
-    accelerator = decisions.accelerator(call)
-    target = call.args[0]
+    otherwise = f" if {decisions.accelerator(call)}.is_main_process else os.devnull"
+    target = call.func.value if isinstance(call.func, ast.Attribute) and opens_path(facts, call) else call.args[0]
     simple = isinstance(target, (ast.Name, ast.Attribute, ast.Constant, ast.Call, ast.JoinedStr, ast.Subscript))
     before, after = ("", "") if simple else ("(", ")")
-    edits = wrap_expression(facts.source, target, before, f"{after} if {accelerator}.is_main_process else os.devnull")
+    if target not in call.args:  # `path.open("w")` is `open(path, "w")`
+        opening = facts.source.call_paren(call)
+        edits = merge(
+            [
+                wrap_expression(facts.source, target, f"open({before}", ""),
+                replace_range(facts.source.end(target), opening + 1, f"{after}{otherwise}, "),
+            ]
+        )
+    else:
+        edits = wrap_expression(facts.source, target, before, after + otherwise)
     return Change(
         CODE,
         NAME,
@@ -409,5 +407,115 @@ with open("notes.txt") as file:
     print(file.read())
 """,
         None,
+    ),
+    (
+        """\
+import torch
+from PIL import Image
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    Image.fromarray(model.weight.detach().numpy()).save(f"{epoch}.png")
+    with Path("log.txt").open("a") as log:
+        log.write("done")
+""",
+        """\
+import os
+import torch
+from PIL import Image
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+    if accelerator.is_main_process:
+        Image.fromarray(accelerator.unwrap_model(model).weight.detach().cpu().numpy()).save(f"{epoch}.png")
+    with open(Path("log.txt") if accelerator.is_main_process else os.devnull, "a") as log:
+        log.write("done")
+""",
+    ),
+    (
+        """\
+import torch
+import zipfile
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    with zipfile.ZipFile("all.zip", "w") as whole:
+        whole.write("train.py")
+""",
+        """\
+import torch
+import zipfile
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+    if accelerator.is_main_process:
+        with zipfile.ZipFile("all.zip", "w") as whole:
+            whole.write("train.py")
+""",
+    ),
+    (
+        """\
+import torch
+import h5py
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    table = h5py.File("weights.h5", "w")
+    table["weight"] = model.weight.detach().numpy()
+""",
+        "S2A613",
     ),
 ]
