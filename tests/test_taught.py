@@ -182,6 +182,19 @@ def test_an_optimizer_whose_parameters_are_unseen_trains_the_model_that_came_wit
     assert convert(text.format(several)).outcome is Outcome.REFUSED
 
 
+@pytest.mark.parametrize("other", ["other = torch.nn.Linear(8, 2)", "other = lab.net()  # s2a: model"])
+def test_of_two_models_that_an_unseen_optimizer_may_train_none_is_guessed(other: str) -> None:
+    text = MARKED.replace("lab.steps(model)", "lab.steps()")
+    assert convert(text).outcome is Outcome.CONVERTED
+    two = text.replace("loader =", f"{other}\nloader =").replace("model(x)", "model(x) + other(x)")
+    assert convert(two).outcome is Outcome.REFUSED
+
+
+def test_none_is_no_contradiction() -> None:
+    text = MARKED.replace("loader =", "late = None  # s2a: ema\nloader =")
+    assert convert(text).outcome is Outcome.CONVERTED
+
+
 # contradictions --------------------------------------------------------------------------------------------
 
 

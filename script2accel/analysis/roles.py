@@ -624,10 +624,19 @@ class Roles:
         return [o for o in taught if o not in seen and self.machine.teaching.role(o) == "optimizer"]
 
     def _beside(self, optimizer: Obj, table: dict[Obj, list[Obj]]) -> list[Obj]:
-        """The models that such an optimizer must train: those that came with it, else the only one that the user tells of and nothing else trains."""
-        taught = [o for o in self.machine.teaching.said if o not in table and self.machine.teaching.role(o) == "model"]
-        together = [o for o in taught if o.kind == "item" and o.base is optimizer.base]
-        return together if optimizer.kind == "item" and together else taught if len(taught) == 1 else []
+        """The models that such an optimizer must train: those that came with it, else the only one that is called and that nothing else trains."""
+        taught = [o for o in self.machine.teaching.said if self.machine.teaching.role(o) == "model"]
+        together = [o for o in taught if o.kind == "item" and o.base is optimizer.base and o not in table]
+        if optimizer.kind == "item" and together:
+            return together
+        modules = (*taught, *(o.inner for o in self.machine.uses if self._known_module(o.inner)))
+        called = [o for o in dict.fromkeys(modules) if o not in table and o not in self._owners and self.machine.used(o, "call")]
+        return called if len(called) == 1 else []
+
+    def _known_module(self, obj: Obj) -> bool:
+        """Whether the class or function that made an object says that it is a module, and no loss."""
+        made = names.MODULE.match(obj.path) is not None and not names.LOSS_MODULE.match(obj.path)
+        return made or (obj.kind == "instance" and self.machine.is_module(obj))
 
     @cached_property
     def held_optimizers(self) -> dict[Obj, list[Obj]]:
@@ -658,6 +667,8 @@ class Roles:
     def _is_called_module(self, obj: Obj) -> bool:
         if self.machine.teaching.role(obj) == "model":
             return True
+        if self._known_module(obj):
+            return bool(self.machine.used(obj, "call"))
         did = self._done(obj)
         return obj.kind in ("made", "instance", "param", "attr") and "call" in did and self._model_like(obj, did)
 

@@ -107,7 +107,7 @@ class Teaching:
         parts = said.role in ("batch", "output") and any(o.kind in ("tuple", "list", "dict") for o in objs)
         known = said.role == "criterion" and any(names.LOSS_FUNCTION.match(o.path) for o in objs)
         if not holding and not parts and not known:
-            self.unfit.update(dict.fromkeys((said, o) for o in objs))
+            self.unfit.update(dict.fromkeys((said, o) for o in objs if o.kind != "const" or o.name is not None))  # None: it is made later
         return Value(objs, value.marks)
 
     def _ready_made(self, obj: Obj) -> bool:
