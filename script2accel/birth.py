@@ -18,6 +18,7 @@ from functools import cached_property
 from script2accel.analysis.facts import FUNCTIONS, Facts, Function
 from script2accel.analysis.origins import NotKnownError
 from script2accel.analysis.values import NOTHING, Obj
+from script2accel.analysis.wrappers import narrow_decorator
 from script2accel.change.edits import CannotEditError, add_argument, add_before, add_parameter, merge
 from script2accel.change.plan import Change, Edit, Lines
 from script2accel.construction import BIRTH, birth_lines, known, late_count
@@ -120,6 +121,28 @@ class Needs:
             if unit not in self.callers:
                 self.callers[unit] = list(dict.fromkeys(self.unit(site) for site in self.sites(unit)))
                 waiting += self.callers[unit]
+                mates = [mate for mate in self._mates(unit) if mate not in self.units]
+                self.units += mates
+                waiting += mates
+
+    def _mates(self, unit: Unit) -> list[Unit]:
+        """The functions that a call of a function may call in its stead, as one out of a table is called: they take what it takes."""
+        if not isinstance(unit, FUNCTIONS) or not isinstance(self.facts.source.scope(unit), ast.Module):
+            return []
+        called = [o.site for site in self.sites(unit) for o in self.facts.machine.at[site.func].objs if o.kind == "function" and o.site is not unit]
+        return [node for node in dict.fromkeys(called) if isinstance(node, FUNCTIONS) and isinstance(self.facts.source.scope(node), ast.Module)]
+
+    def stranger(self, unit: Unit, site: ast.Call) -> str:
+        """What a call may call instead of a function or class, and what doesn't take the accelerator, or ''."""
+        kin = {unit, *(self.inheriting(unit) if isinstance(unit, ast.ClassDef) else ())}
+        objs = self.facts.machine.at.get(site.func, NOTHING).objs
+        if not any(o.site in kin for o in objs):  # a launcher, which is given the function
+            return ""
+        for obj in sorted(objs, key=lambda o: o.number):
+            node = self._constructed(obj.site) if isinstance(obj.site, ast.ClassDef) else obj.site
+            if obj.kind == "external" or (obj.kind in ("function", "class") and node not in kin and obj.site not in kin and node not in self.units):
+                return str(obj.name)
+        return ""
 
     def unit(self, node: ast.AST) -> Unit:
         """The outermost function, or the class (that whose constructor runs), that a place belongs to."""
@@ -373,6 +396,9 @@ def _give(
             UNREACHED.at(getattr(escapes[0], "lineno", 1), name=unit.name, why="it is handed on as a value, so not all its calls can be seen"),
         )
         return
+    if narrow := narrow_decorator(facts, unit) if not isinstance(unit, ast.ClassDef) else "":
+        yield source, UNREACHED.at(unit.lineno, name=unit.name, why=f"what its decorator `{narrow}` puts in its stead takes no more arguments")
+        return
     edits: dict[Source, list[tuple[Edit, ...]]] = {source: []}
     try:
         if isinstance(unit, ast.ClassDef):
@@ -389,6 +415,9 @@ def _give(
     for site in sites:
         if not isinstance(site.func, (ast.Name, ast.Attribute)) or _names_class(site):
             yield facts.source.of(site), UNREACHED.at(site.lineno, name=unit.name, why="this call can't be followed")
+            return
+        if other := needs.stranger(unit, site):
+            yield facts.source.of(site), UNREACHED.at(site.lineno, name=unit.name, why=f"this call may also call `{other}`, which doesn't take it")
             return
         edits.setdefault(facts.source.of(site), []).append(add_argument(facts.source.of(site), site, decisions.spoken(site), first=True))
     decisions.unreached.remove(unit)

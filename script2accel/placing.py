@@ -45,6 +45,12 @@ SHARED = Message(
     "this evaluation adds up what each rank counted, and its loader is also read whole by another loop",
     "give the two loops a loader each, and convert again",
 )
+MIXED = Message(
+    "S2A291",
+    Severity.ERROR,
+    "what `{name}` holds can't be told: by how it is made it may be {roles}",
+    "say which it is at the end of this line ({marks}), or make each in a way of its own, and convert again",
+)
 Ident = tuple[object, ...]
 
 
@@ -124,7 +130,9 @@ def draft(facts: Facts, options: Options) -> Draft:
     read = {o for loops in (facts.train_loops, facts.eval_loops) for loop in loops for o in loop.loaders}
     loaders = [o for o in facts.loaders if ident(o) not in blocked and o in read]
     result.problems += _optional(facts)
-    Placer(facts, result).place(facts.models, facts.optimizers, loaders)
+    placer = Placer(facts, result)
+    placer.place(facts.models, facts.optimizers, loaders)
+    result.problems += _mixed(facts, placer.homes, result.prepares)
     launch = find(facts, options.num_processes, options.num_machines)
     moved = _launched(facts, result.prepares, launch) if isinstance(launch, Launch) else launch
     if isinstance(moved, str):
@@ -185,6 +193,27 @@ def _optional(facts: Facts) -> Iterator[Diagnostic]:
             why = f"it is made, and steps, only if `{sorted(shared)[0]}`"
             path = facts.source.of(optimizer.site).path
             yield UNPLACED.at(getattr(optimizer.site, "lineno", 1), path=path, what="the optimizer", why=why)
+
+
+def _mixed(facts: Facts, homes: Homes, prepares: list[Prepare]) -> Iterator[Diagnostic]:
+    """Names that are prepared and hold objects of several roles, as what one registry of everything gives."""
+    prepared = {item for prepare in prepares for item in prepare.items}
+    held: dict[tuple[str, ast.stmt], set[Obj]] = defaultdict(set)
+    for obj, bindings in homes.table.items():
+        for binding in bindings:
+            if binding.statement is not None:
+                held[binding.path, binding.statement].add(obj)
+    for (path, statement), objs in held.items():
+        mine = len(objs) > 1 and any((path, o) in prepared for o in objs)
+        roles = sorted({facts.roles.of(obj) for obj in objs} - {"", "progress bar"}) if mine else []
+        if len(roles) > 1:
+            marks = " or ".join(f"`# s2a: {role}`" for role in roles)
+            where = facts.source.of(statement).path
+            yield MIXED.at(statement.lineno, statement.col_offset + 1, path=where, name=path, roles=_either(roles), marks=marks)
+
+
+def _either(words: list[str]) -> str:
+    return " or ".join(f"an {word}" if word[0] in "aeiou" else f"a {word}" for word in words)
 
 
 def _conditions(facts: Facts, node: ast.AST) -> set[str]:

@@ -7,9 +7,10 @@ import re
 
 from script2accel.analysis.expressions import FUNCTIONS, Expressions
 from script2accel.analysis.overriding import sets_any
+from script2accel.analysis.texts import constant, taken_apart
 from script2accel.analysis.values import NOTHING, Obj, Value, join_all
 from script2accel.knowledge import torch as names
-from script2accel.source import walk
+from script2accel.source import Source, walk
 
 READS = frozenset({"named_parameters", "state_dict", "named_buffers"})  # whose names a wrapper changes
 WEIGHTS = READS | {"parameters", "buffers", "module", "modules", "named_modules", "children"}
@@ -410,6 +411,15 @@ class Calls(Expressions):
         if path == "getattr" and first.objs and all(o.kind == "external" for o in first.objs):  # models' names are often chosen at run time
             self._given(node, args, keywords, obj)
             return join_all([self.world.value("external", f"{o.name}.__dict__[]") for o in first.objs])
+        if path in ("types.SimpleNamespace", "argparse.Namespace") and not args and None not in keywords:
+            result = self._made(obj, node, args, keywords, marks)
+            for made in result.objs:
+                for key, value in keywords.items():
+                    self.put((made, str(key)), value)
+            return result
+        if path == "importlib.import_module" and len(args) == 1 and isinstance(name := constant(first), str) and not name.startswith("."):
+            found = self.source.resolve(self.source.of(node), name)
+            return self.module_value(found) if found is not None else self.world.value("external", name)
         if path == "setattr" and len(args) == 3 and len(args[1].objs) == 1:
             for o in first.objs:
                 self.put((o, str(next(iter(args[1].objs)).name)), args[2])
@@ -420,7 +430,7 @@ class Calls(Expressions):
             self.add((made, "*"), result if path == "map" else self.element(args[1], node))
             return Value(frozenset((made,)), marks)
         if path == "dict" and not args:
-            made = self.world.obj("dict", "", None, node)
+            made = self.world.obj("dict", "", None, node, self.phase)
             for name, value in keywords.items():
                 if name is not None:
                     self.put((made, ("key", name)), value)
@@ -461,6 +471,10 @@ class Calls(Expressions):
             self.makings.add(twin)
             marks = marks | {twin}
         return self._made(obj, node, args, keywords, marks)
+
+    def module_value(self, source: Source) -> Value:
+        """A module of the project, its body run."""
+        raise NotImplementedError  # in Machine
 
     def _deals(self, obj: Obj) -> bool:
         """Whether an object is a DataLoader."""
@@ -511,6 +525,8 @@ class Calls(Expressions):
             return Value(args[0].objs, marks)
         if base.kind in ("list", "dict", "iter"):
             return self._container(base, name, node, args, keywords, marks)
+        if base.kind == "const" and not keywords and (parts := taken_apart(base.name, name, [constant(value) for value in args])) is not None:
+            return self._text(parts, node)
         if name in names.DRAWING_METHODS and names.GENERATOR.match(base.path) and not (base.arguments or base.keywords):
             marks = marks | {node}  # a generator that the system seeds
         if name in DETACHING:
@@ -523,6 +539,16 @@ class Calls(Expressions):
         if name in ("append", "extend", "add", "insert") and args:
             self.add((base, "*"), args[-1].marked(self.guard))
         return self._made(obj, node, args, keywords, marks)
+
+    def _text(self, parts: str | tuple[str, ...], node: ast.AST) -> Value:
+        """A text, or the parts of one."""
+        if isinstance(parts, str):
+            return self.world.value("const", parts)
+        made = self.world.obj("list", parts, None, node, self.phase)
+        for index, part in enumerate(parts):
+            self.put((made, index), self.world.value("const", part))
+            self.put((made, index - len(parts)), self.world.value("const", part))
+        return made.alone
 
     def any_of_module(self, module: Obj) -> Value:
         """Whatever a module defines, where its name is only known at run time (nothing when that is too much to follow)."""

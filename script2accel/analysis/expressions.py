@@ -370,7 +370,7 @@ class Expressions:
         return values[0] if len(values) == 1 else None
 
     def _sequence(self, node: ast.Tuple | ast.List | ast.Set, scope: ast.AST) -> Value:
-        obj = self.world.obj("tuple" if isinstance(node, ast.Tuple) else "list", "", None, node)
+        obj = self.world.obj("tuple" if isinstance(node, ast.Tuple) else "list", "", None, node, self.phase)
         marks: frozenset[ast.AST] = frozenset()
         starred = False
         for index, part in enumerate(node.elts):
@@ -385,7 +385,7 @@ class Expressions:
     ev_Tuple = ev_List = ev_Set = _sequence
 
     def ev_Dict(self, node: ast.Dict, scope: ast.AST) -> Value:
-        obj = self.world.obj("dict", "", None, node)
+        obj = self.world.obj("dict", "", None, node, self.phase)
         marks: frozenset[ast.AST] = frozenset()
         for key, part in zip(node.keys, node.values, strict=True):
             value = self.eval(part, scope)

@@ -62,6 +62,9 @@ class Machine(Calls):
         self.run_module(source)
         return self.world.obj("module", source.path, None, source.tree)
 
+    def module_value(self, source: Source) -> Value:
+        return self.module(source).alone
+
     def module_member(self, obj: Obj, name: str, node: ast.AST) -> Value:
         found = self.store.get((obj.site, name))
         if found is not None:
@@ -204,7 +207,9 @@ class Machine(Calls):
     def do_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: ast.AST) -> bool:
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None), *node.decorator_list):
             self.eval(default, scope)
-        self.bind(scope, node.name, self.world.value("function", node.name, None, node))
+        value = self.world.value("function", node.name, None, node)
+        self.bind(scope, node.name, value)
+        self._registered(node, value)
         return False
 
     do_AsyncFunctionDef = do_FunctionDef
@@ -216,7 +221,32 @@ class Machine(Calls):
             self.eval(keyword.value, scope)
         self.bind(scope, node.name, cls.alone)
         self.execute(node.body, cls)  # type: ignore[arg-type]
+        for decorator in node.decorator_list:
+            self.eval(decorator, scope)
+        self._registered(node, cls.alone)
+        self._told_to_bases(cls, node)
         return False
+
+    def _registered(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, value: Value) -> None:
+        """Follow decorators of the project that give back what they are given: they keep it in a table. What others do is left out."""
+        for decorator in reversed(node.decorator_list):
+            callee = self.at.get(decorator, NOTHING)
+            if not any(o.kind in ("function", "method") for o in callee.objs) or any(o.kind == "external" for o in callee.objs):
+                continue
+            journal, runs, escapes = self.open(), dict(self.runs), {function: list(nodes) for function, nodes in self.escapes.items()}
+            given = self.call_objects(callee, decorator, [value], {})
+            if value.objs <= given.objs:
+                self.meet(journal)
+            else:
+                self.undo(journal)
+                self.runs, self.escapes = runs, escapes
+
+    def _told_to_bases(self, cls: Obj, node: ast.ClassDef) -> None:
+        """A class that is defined below one of the project's with `__init_subclass__`: that is run for it."""
+        hook = self._inherited(cls).get("__init_subclass__")
+        for obj in hook.objs if hook is not None else ():
+            if obj.kind == "function":
+                self.invoke(obj, node, [cls.alone], {})
 
     def do_If(self, node: ast.If, scope: ast.AST) -> bool:
         """An `if` with all its `elif`s, one beside the other: a chain of hundreds must not nest the run."""

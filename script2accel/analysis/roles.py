@@ -6,42 +6,15 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property
 
+from script2accel.analysis.constructors import CLASSES, constructed
 from script2accel.analysis.machine import Machine
 from script2accel.analysis.values import NOTHING, Obj, Value
 from script2accel.diagnostics import Evidence
 from script2accel.knowledge import torch as names
 from script2accel.source import walk
 
-CONSTRUCTORS: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    ("optimizer", names.OPTIMIZER, "made by `{path}`"),
-    ("scheduler", names.SCHEDULER, "made by `{path}`"),
-    ("loader", names.LOADER, "made by `{path}`"),
-    ("sampler", names.SAMPLER, "made by `{path}`"),
-    ("dataset", names.DATASET, "made by `{path}`"),
-    ("criterion", names.LOSS_MODULE, "made by `{path}`"),
-    ("scaler", names.SCALER, "made by `{path}`"),
-    ("writer", names.WRITER, "made by `{path}`"),
-    ("progress bar", names.PROGRESS, "made by `{path}`"),
-    ("ema", names.EMA, "made by `{path}`"),
-    ("model", names.DDP, "wrapped by `{path}`"),
-    ("model", names.DATA_PARALLEL, "wrapped by `{path}`"),
-    ("model", names.MODULE, "made by `{path}`"),
-    ("device", re.compile(r"^torch\.device$|^torch\.accelerator\.current_accelerator$"), "made by `{path}`"),
-    ("rank", re.compile(r"^torch\.distributed\.(get_rank|get_node_local_rank)$"), "given by `{path}`"),
-    ("world size", re.compile(r"^torch\.distributed\.get_world_size$"), "given by `{path}`"),
-    ("rank", names.SPAWN, "`torch.multiprocessing.spawn` gives it"),
-    ("accelerator", re.compile(r"^accelerate\.(accelerator\.)?Accelerator$"), "made by `{path}`"),
-    ("loss", names.LOSS_FUNCTION, "computed by `{path}`"),
-)
-CLASSES: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    ("dataset", names.DATASET_BASE, "its class is a Dataset"),
-    ("loader", names.LOADER_BASE, "its class is a DataLoader"),
-    ("sampler", names.SAMPLER_BASE, "its class is a Sampler"),
-    ("optimizer", names.OPTIMIZER_BASE, "its class is an Optimizer"),
-    ("scheduler", names.SCHEDULER_BASE, "its class is a learning rate scheduler"),
-)
 ANNOTATIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("scheduler", names.SCHEDULER_BASE),
     ("optimizer", names.OPTIMIZER_BASE),
@@ -65,12 +38,6 @@ ENVIRONMENT = {
 }
 KEYWORDS = {"rank": "rank", "world_size": "world size", "num_replicas": "world size"}
 DEVICE_TEXT = re.compile(r"^(cuda(:\d+)?|cpu|mps|xpu|npu|hpu)$")
-
-
-@lru_cache(maxsize=4096)
-def _constructed(path: str) -> tuple[str, str] | None:
-    """The role of what a library's function or class gives, and why."""
-    return next(((role, why.format(path=path)) for role, pattern, why in CONSTRUCTORS if pattern.match(path)), None) if path else None
 
 
 class Roles:
@@ -150,10 +117,6 @@ class Roles:
             return next(iter(said)).role, tuple(Evidence(0, one.why) for one in said)
         return self.seen(obj)
 
-    def constructed(self, obj: Obj) -> bool:
-        """Whether the name of what made an object says what it is."""
-        return bool(_constructed(obj.path))
-
     def seen(self, obj: Obj) -> tuple[str, tuple[Evidence, ...]]:
         """The role that an object has by how it is made and used, whatever the user says of it, and the reasons."""
         if obj.kind == "external":
@@ -181,7 +144,7 @@ class Roles:
                     return role, (Evidence(line, why),)
             return "", ()
         path = obj.path
-        if made := _constructed(path):
+        if made := constructed(path):
             return made[0], (Evidence(line, made[1]),)
         if path == "copy.deepcopy" and obj.arguments and any(self.of(o) == "model" for o in obj.arguments[0].objs) and not self.trained(obj):
             return ("ema", (Evidence(line, "a copy of the model that no optimizer trains"),))

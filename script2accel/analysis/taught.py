@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from script2accel.analysis.constructors import constructed
 from script2accel.analysis.facts import Facts
-from script2accel.analysis.roles import CONSTRUCTORS
 from script2accel.analysis.teaching import Said
 from script2accel.analysis.values import Obj
 from script2accel.diagnostics import Diagnostic, Evidence, Message, Severity
@@ -63,9 +63,8 @@ def _contradiction(facts: Facts, obj: Obj, said: Said, every: list[Said]) -> tup
 
 def _open(obj: Obj, told: str, seen: str) -> bool:
     """Whether what is seen of an object leaves the choice between two roles to the user."""
-    if any(pattern.match(obj.path) and role != "model" for role, pattern, _ in CONSTRUCTORS):
-        return False
-    if (told, seen) == ("output", "loss"):
+    made = constructed(obj.path)
+    if (made and made[0] != "model") or (told, seen) == ("output", "loss"):
         return False
     return any({told, seen} <= kind for kind in SAME_KIND) or (told, seen) in WEAK
 

@@ -8,6 +8,7 @@ import re
 import sys
 from typing import NamedTuple, Protocol
 
+from script2accel.analysis.constructors import constructed
 from script2accel.analysis.marks import Mark, Marks, read
 from script2accel.analysis.program import Program
 from script2accel.analysis.values import NOTHING, Obj, Value, World, join_all
@@ -100,6 +101,11 @@ class Teaching:
         if not value.objs:
             objs = frozenset((world.obj("made", "", None, site, self.machine.phase),))
         holding = [o for o in objs if o.inner.kind in HOLDING and not names.PROGRESS.match(o.inner.path)]
+        if len(holding) > 1:  # of what a name can stand for, the user says what it is
+            fits = {o: self._made_as(o.inner, said.role) for o in holding}
+            fitting = [o for o in holding if fits[o] is not False and (fits[o] or True not in fits.values())]
+            objs -= {o for o in holding if o not in fitting} if fitting else set()
+            holding = fitting or holding
         for obj in holding:
             self.said.setdefault(obj.inner, {})[said] = None
             if obj.inner.kind == "instance" and obj.inner.base is not None and self.open_to_more(obj.inner.base):
@@ -109,6 +115,18 @@ class Teaching:
         if not holding and not parts and not known:
             self.unfit.update(dict.fromkeys((said, o) for o in objs if o.kind != "const" or o.name is not None))  # None: it is made later
         return Value(objs, value.marks)
+
+    def _made_as(self, obj: Obj, role: str) -> bool | None:
+        """Whether the name or the class of what made an object says that it is of a role, or of another; None where both are open."""
+        made = constructed(obj.path)
+        if made is not None:
+            return True if made[0] == role else None if made[0] == "model" and role in BASES[names.MODULE_BASE] else False
+        if obj.kind != "instance" or obj.base is None:
+            return None
+        known = [roles for pattern, roles in BASES.items() if self.machine.reaches(obj.base, pattern)]
+        if not known:
+            return None
+        return (role == "model" or len(known[0]) == 1 or None) if any(role in roles for roles in known) else False
 
     def _ready_made(self, obj: Obj) -> bool:
         """Whether an object is a name of a library of which nothing is known: it may be an object, ready to be used."""

@@ -233,8 +233,9 @@ def _foreign(facts: View, obj: Obj) -> bool:
         return False
     if obj.kind == "instance" and obj.base is not None:
         return not (facts.machine.reaches(obj.base, names.OPTIMIZER_BASE) and _takes_closure(facts, obj.base))
-    taught = facts.machine.teaching.role(obj) == "optimizer"
-    return not taught and obj.kind == "made" and not names.OPTIMIZER.match(obj.path) and obj.path.startswith("torch.") is False and bool(obj.path)
+    if names.BY_CONFIG.match(obj.path) or facts.machine.teaching.role(obj) == "optimizer":
+        return False
+    return obj.kind == "made" and not names.OPTIMIZER.match(obj.path) and obj.path.startswith("torch.") is False and bool(obj.path)
 
 
 def _takes_closure(facts: View, cls: Obj) -> bool:
@@ -268,7 +269,7 @@ def _other_files(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
     for call in facts.calls:
         root = facts.path(call).lstrip(".").split(".")[0]
         path = facts.path(call)
-        if not path or (root in LIBRARIES and not path.startswith(".")) or "." not in path:
+        if not path or (root in LIBRARIES and not path.startswith(".")) or "." not in path or facts.roles.of_node(call) == "scheduler":
             continue
         for arg in (*call.args, *(k.value for k in call.keywords)):
             for obj in facts.machine.at.get(arg, NOTHING).objs:

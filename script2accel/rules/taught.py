@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from script2accel.analysis.constructors import constructed
 from script2accel.analysis.facts import View
 from script2accel.analysis.values import Obj
 from script2accel.change.plan import Change
@@ -37,7 +38,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 def _unseen(facts: View, obj: Obj, role: str) -> bool:
     """Whether nothing but the user's word makes an object of a role that prepare takes; that something is iterated over makes no loader."""
     if role == "loader":
-        return obj.kind != "instance" and not facts.roles.constructed(obj)
+        return obj.kind != "instance" and not constructed(obj.path)
     return role == "model" and not facts.roles.seen(obj)[0]
 
 
