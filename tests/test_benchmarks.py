@@ -33,3 +33,10 @@ def test_the_scripts_are_converted(shape: str) -> None:
 def test_the_start_up_table() -> None:
     rows = load().start_up(1)
     assert [row[0] for row in rows[1:3]] == ["python -c 'import click'", "script2accel --help"]
+
+
+def test_the_growth_table_counts_what_the_conversion_takes() -> None:
+    ballast = b"x" * 200_000_000  # what this process holds doesn't count
+    rows = load().growth(1, 1000)
+    assert rows[0][5] == "MB" and all(5 < int(row[5]) < 150 for row in rows[1:]), rows
+    assert ballast
