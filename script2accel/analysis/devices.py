@@ -107,6 +107,12 @@ def _from_arguments(objs: frozenset[Obj]) -> bool:
     return all(o.base is not None and o.base.kind in ("made", "param") and (o.base.kind == "param" or ".parse" in _callee(o.base)) for o in objs)
 
 
+def _used_as_tensor(facts: Facts, node: ast.expr) -> bool:
+    """Whether what an expression holds is asked elsewhere for what tensors and models answer, and no namespace does."""
+    objs = facts.machine.at.get(node, NOTHING).objs
+    return any(what.removeprefix("attr:") in names.TENSOR_ANSWERS for o in objs for what, _ in facts.machine.uses.get(o, ()))
+
+
 def _callee(obj: Obj) -> str:
     return f".{obj.base.name}" if obj.base is not None and obj.base.kind == "attr" else obj.path
 
@@ -159,7 +165,7 @@ def fixed_device(facts: Facts, node: ast.expr) -> bool:
     if isinstance(node, ast.Attribute):
         text = ast.unparse(node)
         defined = {ast.unparse(t) for d in definitions_cached(facts) for t in _targets(d)}
-        if text in defined or text.endswith(f".{'accelerator'}.device"):
+        if text in defined or text.endswith(".accelerator.device") or (node.attr == "device" and _used_as_tensor(facts, node.value)):
             return False
         objs = facts.machine.at.get(node, NOTHING).objs
         if any(o.kind == "attr" and o.base is not None and not _from_arguments(frozenset((o,))) for o in objs):

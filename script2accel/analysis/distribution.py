@@ -34,6 +34,11 @@ def group_call(facts: Facts, call: ast.Call) -> str:
     return match.group(2) if match else ""
 
 
+def synchronised_statistics(facts: Facts) -> bool:
+    """Whether the script makes its layers of batch statistics count over all ranks (`SyncBatchNorm`)."""
+    return any(facts.program.path(c).endswith(("convert_sync_batchnorm", "convert_syncbn_model")) for c in facts.program.calls)
+
+
 # wrappers ------------------------------------------------------------------------------------------------
 
 

@@ -288,6 +288,10 @@ WRITE_METHODS = frozenset(
 SAVES = frozenset({"save", "dump", "to_file"})  # methods that write, of what libraries made (but for tensors and models)
 OWN_SAVES = re.compile(r"^(torch|transformers|accelerate|deepspeed|peft|diffusers|pytorch_lightning|lightning|__main__)(\.|$)")
 OPENS = re.compile(r"^(io\.|gzip\.|bz2\.|lzma\.|codecs\.)?open$")
+TENSOR_ANSWERS = frozenset(
+    {"shape", "size", "dim", "ndim", "dtype", "numel", "view", "reshape", "unsqueeze", "squeeze", "expand", "repeat", "flatten", "permute"}
+    | {"transpose", "contiguous", "float", "long", "half", "detach", "clone", "parameters", "state_dict"}
+)
 PATHS = re.compile(r"^pathlib\.\w*Path$")
 WRITES_INTO = re.compile(  # what holds a file that it writes
     r"^(h5py\.File|zipfile\.ZipFile|tarfile\.(open|TarFile(\.open)?)|tables\.open_file|netCDF4\.Dataset|soundfile\.SoundFile)$"

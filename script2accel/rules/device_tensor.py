@@ -275,4 +275,38 @@ for x, y in loader:
 """,
         None,
     ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 2)
+    def forward(self, x, labels):
+        drop = torch.rand(labels.shape[0], device=labels.device) < 0.1
+        return self.a(x) + torch.where(drop, 1, labels)[:, None]
+
+
+def losses(model, x, kwargs):
+    return model(x, **kwargs).mean()
+
+
+device = 0
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = Net().to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for x, y in loader:
+        x, y = x.to(device), y.to(device)
+        optimizer.zero_grad()
+        loss = losses(model, x, dict(labels=y))
+        loss.backward()
+        optimizer.step()
+""",
+        None,
+    ),
 ]

@@ -12,6 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import quiet
+from script2accel.analysis.distribution import synchronised_statistics
 from script2accel.analysis.facts import TrainLoop, View
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.analysis.whole import whole_dataset
@@ -59,7 +60,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         if (count := _side_by_side(facts, loop)) > 1:
             yield BESIDE.at(loop.loop.lineno, loop.loop.col_offset + 1, count=count)
     layers = [c for c in facts.calls if names.BATCH_NORM.match(facts.path(c)) and not facts.path(c).endswith("SyncBatchNorm")]
-    if layers:
+    if layers and not synchronised_statistics(facts):
         yield BATCH_NORM.at(layers[0].lineno, layers[0].col_offset + 1, count=len(layers))
     if decisions.options.reduce_train_metrics:
         return  # said by the rule that brings them together

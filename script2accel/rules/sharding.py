@@ -14,6 +14,7 @@ import ast
 from collections.abc import Iterator
 
 from script2accel.analysis.context import guarded
+from script2accel.analysis.distribution import synchronised_statistics
 from script2accel.analysis.facts import View
 from script2accel.analysis.randomness import seedings
 from script2accel.analysis.values import NOTHING
@@ -101,7 +102,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         yield from _beginning(facts, decisions)
     for call in facts.calls:
         path = facts.path(call)
-        if names.BATCH_NORM.match(path) and not path.endswith("SyncBatchNorm") and not _synchronised(facts):
+        if names.BATCH_NORM.match(path) and not path.endswith("SyncBatchNorm") and not synchronised_statistics(facts):
             yield STATISTICS.at(call.lineno, call.col_offset + 1)
             break
 
@@ -338,10 +339,6 @@ def _beginning(facts: View, decisions: Decisions) -> Iterator[Diagnostic]:
 def _same_everywhere(facts: View, seed: ast.expr) -> bool:
     """Whether a seed is the same on all processes."""
     return not facts.machine.marks_of(seed) and not any(facts.roles.of_node(n) == "rank" for n in walk(seed) if isinstance(n, ast.expr))
-
-
-def _synchronised(facts: View) -> bool:
-    return any(facts.path(c).endswith("convert_sync_batchnorm") for c in facts.program.calls)
 
 
 EXAMPLES: list[tuple[str, str | None, dict[str, object]]] = [
