@@ -277,19 +277,26 @@ class Machine(Calls):
         guard = self.guard
         outcomes: list[dict[Key, Value | None]] = []
         ended = []
+        returned: dict[Key, Value | None] = {}  # the insides of what a block makes and gives back: the function's callers see them
         for block, marks in zip(blocks, guards, strict=True):
             self.guard = guard | marks
             journal = self.open()
             over = self.execute(block, scope)
             ended.append(over)
+            fresh = {key for key, old in journal.items() if old is None and isinstance(key[0], Obj)}
             changed = self.undo(journal)
             if not over or self._leaves_by_jump(block):
                 outcomes.append(changed)
+            else:
+                returned |= {key: changed[key] for key in fresh}
         self.guard = guard
         for key in dict.fromkeys(key for changed in outcomes for key in changed):
             old = self.store.get(key)
             parts = [changed.get(key, old) for changed in outcomes]
             self.put(key, join_all([part for part in parts if part is not None]))
+        for key, value in returned.items():
+            if value is not None:
+                self.add(key, value)
         return all(ended)
 
     def _leaves_by_jump(self, block: list[ast.stmt]) -> bool:
