@@ -403,8 +403,7 @@ class Calls(Expressions):
                 self.use(o, "len", node)
             lengths = [self.lengths.get(o, frozenset()) for o in first.objs] if path == "len" else []
             return self._made(obj, node, args, keywords, frozenset[ast.AST]().union(*lengths))
-        if path == "getattr" and len(args) >= 2 and all(o.kind == "const" for o in args[1].objs) and len(args[1].objs) == 1:
-            name = next(iter(args[1].objs)).name
+        if path == "getattr" and len(args) >= 2 and isinstance(node, ast.Call) and (name := self._attribute_name(node, args[1])) is not None:
             return join_all([self.member(o, str(name), node) for o in first.objs]).join(args[2] if len(args) > 2 else NOTHING)
         if path == "getattr" and len(args) >= 2 and any(o.kind == "module" for o in first.objs):
             return join_all([self.any_of_module(o) for o in first.objs if o.kind == "module"])
@@ -420,6 +419,8 @@ class Calls(Expressions):
         if path == "importlib.import_module" and len(args) == 1 and isinstance(name := constant(first), str) and not name.startswith("."):
             found = self.source.resolve(self.source.of(node), name)
             return self.module_value(found) if found is not None else self.world.value("external", name)
+        if names.LOCATE.match(path) and isinstance(name := constant(first), str):
+            return self._located(name, node)
         if path == "setattr" and len(args) == 3 and len(args[1].objs) == 1:
             for o in first.objs:
                 self.put((o, str(next(iter(args[1].objs)).name)), args[2])
@@ -471,6 +472,23 @@ class Calls(Expressions):
             self.makings.add(twin)
             marks = marks | {twin}
         return self._made(obj, node, args, keywords, marks)
+
+    def _attribute_name(self, call: ast.Call, value: Value) -> object:
+        """The name that `getattr` is given, where it is a constant or an f-string of constants; else None."""
+        found = constant(value)
+        return self.written.get(call.args[1]) if found is None and len(call.args) > 1 else found
+
+    def _located(self, path: str, node: ast.AST) -> Value:
+        """What a dotted path leads to: a name of a module of the project, or of a library."""
+        parts = path.split(".")
+        for count in range(len(parts) - 1, 0, -1):
+            found = self.source.resolve(self.source.of(node), ".".join(parts[:count]))
+            if found is not None:
+                value = self.module_value(found)
+                for part in parts[count:]:
+                    value = join_all([self.member(o, part, node) for o in value.objs])
+                return value
+        return self.world.value("external", path)
 
     def module_value(self, source: Source) -> Value:
         """A module of the project, its body run."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from script2accel.analysis.program import Program
 from script2accel.analysis.teaching import Teaching
+from script2accel.analysis.texts import constant
 from script2accel.analysis.values import NOTHING, Obj, Value, World, join_all
 from script2accel.knowledge.torch import DISTRIBUTED_SAMPLER, PROGRESS_ITERABLE
 from script2accel.source import Source, children, walk
@@ -77,6 +78,7 @@ class Expressions:
         self._owners: dict[tuple[ast.AST, str], ast.AST] = {}
         self._evaluators: dict[type[ast.AST], Callable[..., Value]] = {}
         self.imported: dict[ast.Module, Source] = {}
+        self.written: dict[ast.AST, str | None] = {}  # what an f-string of constants comes to where it was last evaluated
         self.teaching = Teaching(self)
 
     # scopes ----------------------------------------------------------------------------------------------
@@ -401,6 +403,13 @@ class Expressions:
             else:
                 self.put((obj, ("key", name)), value)
         return Value(frozenset((obj,)), marks)
+
+    def ev_JoinedStr(self, node: ast.JoinedStr, scope: ast.AST) -> Value:
+        value = self._parts(node, scope)
+        parts = [p.value if isinstance(p, ast.FormattedValue) and p.conversion == -1 and p.format_spec is None else p for p in node.values]
+        words = [constant(self.eval(part, scope)) if isinstance(part, (ast.Constant, ast.Name)) else None for part in parts]
+        self.written[node] = "".join(words) if all(isinstance(word, str) for word in words) else None  # type: ignore[arg-type]
+        return value
 
     def ev_IfExp(self, node: ast.IfExp, scope: ast.AST) -> Value:
         test = self.eval(node.test, scope)

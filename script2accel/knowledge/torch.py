@@ -38,6 +38,8 @@ LOSS_FUNCTION = re.compile(
 INDEXED_LOSS = re.compile(r"^torch\.nn\.((modules\.\w+\.)?(CrossEntropyLoss|NLLLoss|NLLLoss2d)|functional\.(cross_entropy|nll_loss|nll_loss2d))$")
 """Losses whose mean leaves ignored labels out and weighs classes: it divides by what counts in the batch."""
 INDEXED_LOSS_ARGUMENTS = ("weight", "size_average", "ignore_index", "reduce", "reduction")  # in order, behind input and target of a function
+LOCATE = re.compile(r"^(pydoc\.locate|hydra\.utils\.get_(class|method|object))$")
+"""What gives the class or function that a dotted path names."""
 BY_CONFIG = re.compile(r"^hydra\.utils\.(instantiate|call)$")
 """What makes whatever a configuration names: its own name says nothing of what it gives."""
 MODULE = re.compile(
