@@ -189,6 +189,23 @@ def test_modules_of_the_project_are_imported_by_name() -> None:
 
 
 @pytest.mark.parametrize(
+    "made",
+    [
+        'settings = {"batch_size": None}',
+        "settings = dict(batch_size=None)",
+        'settings = {}\n    settings["batch_size"] = None',
+        'settings = {}\n    settings.update({"batch_size": None})',
+        "settings = {}\n    settings.update(batch_size=None)",
+        'settings = {**{"batch_size": None}}',
+    ],
+)
+def test_what_a_loader_is_given_in_a_dict_is_seen(made: str) -> None:
+    body = MAIN.format(loss="model(x).mean()").replace("DataLoader(data, batch_size=16, shuffle=True)", "DataLoader(data, **settings)")
+    result = convert(HEAD + body.replace("    loader =", f"    {made}\n    loader ="))
+    assert result.outcome is Outcome.REFUSED and said(result)[0].startswith("S2A274"), summary(result)
+
+
+@pytest.mark.parametrize(
     ("text", "method", "args"),
     [
         ("torch.optim.SGD", "rsplit", [".", 1]),

@@ -49,7 +49,13 @@ class Calls(Expressions):
             args.append(self.element(value, arg) if isinstance(arg, ast.Starred) else value)
             if isinstance(arg, ast.Starred):
                 args += [args[-1]] * 5  # as many positional arguments as there may be
-        keywords = {keyword.arg: self.eval(keyword.value, scope) for keyword in node.keywords}
+        keywords: Keywords = {}
+        for keyword in node.keywords:
+            value = self.eval(keyword.value, scope)
+            if keyword.arg is None:
+                self._unpacked(value, keywords)
+            else:
+                keywords[keyword.arg] = value
         if self.world.prepares:
             self._plain(node, callee, args, keywords)
         if isinstance(node.func, ast.Name) and node.func.id == "super" and self._of_own_class(node, scope):
@@ -60,6 +66,15 @@ class Calls(Expressions):
         if args and isinstance(node.args[0], (ast.Name, ast.Attribute)) and any(SHUFFLES.match(o.path) or self._own_shuffle(o) for o in callee.objs):
             self.assign(node.args[0], args[0].marked(frozenset((node,))), scope)  # in place
         return result.marked(frozenset((node,))) if self.world.prepares and self._past_forward(node.func) else result
+
+    def _unpacked(self, value: Value, keywords: Keywords) -> None:
+        """What `**value` gives a call: the entries of written dicts by their names, and under None what isn't known by name."""
+        for obj in value.objs:
+            for key in self.keys.get(obj, ()):
+                if isinstance(key, str) and (obj, ("key", key)) in self.store:
+                    keywords[key] = keywords.get(key, NOTHING).join(self.store[obj, ("key", key)])
+            if obj.kind != "dict" or (obj, "*") in self.store:
+                keywords[None] = keywords.get(None, NOTHING).join(obj.alone)
 
     def overridden(self, node: ast.AST) -> None:
         """Forget which constants the module of a node holds: they are defaults, and what runs here may set others."""
@@ -659,9 +674,15 @@ class Calls(Expressions):
             self.add((base, "*"), self.element(args[0], node).marked(self.guard))
         elif name == "insert" and len(args) > 1:
             self.add((base, "*"), args[1].marked(self.guard))
-        elif name in ("update", "setdefault") and args:
-            for other in args[-1].objs:
-                self.add((base, "*"), self.anything_in(other) if other.kind == "dict" and name == "update" else args[-1])
+        elif name in ("update", "setdefault") and (args or keywords):
+            for word, value in keywords.items():
+                self.add((base, ("key", word) if word is not None else "*"), value)
+            for other in args[-1].objs if args else ():
+                if other.kind == "dict" and name == "update":
+                    for (_, index), value in self._elements(other):
+                        self.add((base, index), value)
+                else:
+                    self.add((base, "*"), args[-1])
         elif name == "items":
             made = self.world.obj("iter", "items", None, node)
             self.put((made, 0), self.anything_in(base))

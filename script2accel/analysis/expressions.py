@@ -394,7 +394,9 @@ class Expressions:
             marks |= value.marks
             if key is None:
                 for other in value.objs:
-                    self.add((obj, "*"), self.anything_in(other) if other.kind == "dict" else NOTHING)
+                    held = self._elements(other) if other.kind == "dict" else [((other, "*"), NOTHING)]
+                    for (_, index), element in held:
+                        (self.put if len(value.objs) == 1 and index != "*" else self.add)((obj, index), element)
                 continue
             self.eval(key, scope)
             name = self.constant(key)
