@@ -206,6 +206,21 @@ def test_what_a_loader_is_given_in_a_dict_is_seen(made: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ('{"reduction": "sum"}', {"S2A251"}),
+        ('{"ignore_index": -1}', {"S2A336"}),
+        ('{"label_smoothing": 0.1}', set()),
+        ("json.loads(sys.argv[1])", {"S2A336"}),
+    ],
+)
+@pytest.mark.parametrize("made", ["nn.CrossEntropyLoss(**settings)(model(x), y)", "nn.functional.cross_entropy(model(x), y, **settings)"])
+def test_what_a_loss_is_given_in_a_dict_is_seen(made: str, settings: str, expected: set[str]) -> None:
+    result = convert(HEAD + "import json\n" + MAIN.format(loss=made).replace("    loader =", f"    settings = {settings}\n    loader ="))
+    assert {found.id for found in result.diagnostics} & {"S2A251", "S2A336"} == expected, summary(result)
+
+
+@pytest.mark.parametrize(
     ("text", "method", "args"),
     [
         ("torch.optim.SGD", "rsplit", [".", 1]),

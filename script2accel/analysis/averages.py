@@ -54,6 +54,10 @@ def _criterion(facts: View, call: ast.Call) -> Average | None:
     sites = [call] if function else [o.site for o in made if isinstance(o.site, ast.Call)]
     if not sites:
         return None
+    losses = [o for o in (facts.machine.at.get(call, NOTHING).objs if function else made) if _unpacked(o)]
+    if losses:
+        reduced = {r.name for o in losses for r in o.keywords.get("reduction", NOTHING).objs}
+        return None if reduced and "mean" not in reduced else Average(call, "may ignore labels", "", "its settings are unpacked from a dict")
     settings = [_settings(site, 2 if function else 0) for site in sites]
     if any(s.get("reduction", "'mean'") != "'mean'" or s.get("reduce", "True") == "False" for s in settings):
         return None
@@ -78,6 +82,15 @@ def _partial(obj: Obj) -> bool:
     """Whether an object is such a loss with some arguments bound."""
     given = obj.arguments[0].objs if obj.path == "functools.partial" and obj.arguments else ()
     return any(names.INDEXED_LOSS.match(o.path) for o in given)
+
+
+def _unpacked(obj: Obj) -> bool:
+    """Whether what bears on the mean of a loss is given, or may be, by an unpacked dict."""
+    site = obj.site
+    if not isinstance(site, ast.Call) or not any(k.arg is None for k in site.keywords):
+        return False
+    hidden = set(obj.keywords) - {k.arg for k in site.keywords if k.arg is not None}
+    return bool(hidden & {None, *names.INDEXED_LOSS_ARGUMENTS})
 
 
 def _settings(site: ast.Call, first: int) -> dict[str, str]:

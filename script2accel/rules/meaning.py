@@ -103,7 +103,7 @@ def _sums(facts: View) -> list[ast.Call]:
     for call in facts.calls:
         if not any(names.LOSS_MODULE.match(p) or names.LOSS_FUNCTION.match(p) for p in facts.any_path(call)):
             continue
-        if any(_summing(k) for k in call.keywords) and _trains(facts, call):
+        if (any(_summing(k) for k in call.keywords) or _sums_by_dict(facts, call)) and _trains(facts, call):
             found.append(call)
     return found
 
@@ -115,6 +115,14 @@ def _summing(keyword: ast.keyword) -> bool:
         case ast.keyword(arg="size_average", value=ast.Constant(value=False)):
             return True
     return False
+
+
+def _sums_by_dict(facts: View, call: ast.Call) -> bool:
+    """Whether an unpacked dict gives a loss `reduction="sum"`."""
+    if not any(k.arg is None for k in call.keywords):
+        return False
+    given = [(o.keywords.get("reduction", NOTHING), o.keywords.get("size_average", NOTHING)) for o in facts.machine.at.get(call, NOTHING).objs]
+    return any(any(o.name == "sum" for o in reduction.objs) or any(o.name is False for o in average.objs) for reduction, average in given)
 
 
 def _trains(facts: View, call: ast.Call) -> bool:
