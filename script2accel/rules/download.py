@@ -39,7 +39,7 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         else:
             yield SHARED.at(call.lineno, call.col_offset + 1)
     for asked in sorted(fetches(facts), key=lambda s: s.lineno):
-        if facts.source.root(asked) is facts.source.tree and decisions.may_ask(asked):
+        if facts.source.root(asked) is facts.source.tree and facts.inside_class(asked, facts.dataset_classes) is None and decisions.may_ask(asked):
             statements[asked] = None
     for run in neighbours(facts.source, list(statements)):
         header = f"with {decisions.accelerator(run[0], essential=False)}.main_process_first():"
@@ -58,17 +58,26 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
 
 
 def _downloads(facts: View) -> Iterator[ast.Call]:
-    """The calls of this file that make a dataset which downloads itself, or one of the script's own around such a dataset."""
+    """The calls of this file that make a dataset which downloads itself, or one of the script's own that does or holds such a dataset."""
+    sites = dict.fromkeys((*_made(facts), *(site for asked in fetches(facts) for site in _places(facts, asked))))
+    for site in sites:
+        if isinstance(site, ast.Call) and facts.program.source.root(site) is facts.source.tree and not _waits(facts, site):
+            yield site
+
+
+def _places(facts: View, node: ast.AST) -> list[ast.AST | None]:
+    """Where a dataset in whose class a node stands is made: it is pickled for workers, so it holds no accelerator."""
+    own = facts.inside_class(node, facts.dataset_classes)
+    return [o.site for cls, objs in facts.machine.instances.items() if cls.site is own for o in objs] if own is not None else []
+
+
+def _made(facts: View) -> Iterator[ast.AST | None]:
     for call in facts.program.calls:
         flag = next((k.value for k in call.keywords if k.arg == "download"), None)
         asked = flag is not None and not (isinstance(flag, ast.Constant) and not flag.value)
         if not asked or not names.DOWNLOADS.match(facts.path(call)):
             continue
-        own = facts.inside_class(call, facts.dataset_classes)  # it is pickled for workers, so it holds no accelerator
-        made = [o.site for cls, objs in facts.machine.instances.items() if cls.site is own for o in objs] if own is not None else [call]
-        for site in dict.fromkeys(made):
-            if isinstance(site, ast.Call) and facts.program.source.root(site) is facts.source.tree and not _waits(facts, site):
-                yield site
+        yield from _places(facts, call) if facts.inside_class(call, facts.dataset_classes) is not None else [call]
 
 
 def _waits(facts: View, call: ast.Call) -> bool:
@@ -291,5 +300,85 @@ for x, y in loader:
     optimizer.step()
 """,
         None,
+    ),
+    (
+        """\
+import os
+import urllib.request
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Rows(Dataset):
+    def __init__(self, path="rows.pt"):
+        self.path = path
+        self.fetch()
+        self.rows = torch.load(path)
+
+    def fetch(self):
+        if not os.path.exists(self.path):
+            data = urllib.request.urlopen("https://example.org/rows.pt")
+            with open(self.path, "wb") as f:
+                f.write(data.read())
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index], 0
+
+
+loader = DataLoader(Rows(), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+        """\
+import os
+import urllib.request
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from accelerate import Accelerator
+
+
+class Rows(Dataset):
+    def __init__(self, path="rows.pt"):
+        self.path = path
+        self.fetch()
+        self.rows = torch.load(path)
+
+    def fetch(self):
+        if not os.path.exists(self.path):
+            data = urllib.request.urlopen("https://example.org/rows.pt")
+            with open(self.path, "wb") as f:
+                f.write(data.read())
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index], 0
+
+
+accelerator = Accelerator()
+with accelerator.main_process_first():
+    loader = DataLoader(Rows(), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+""",
     ),
 ]
