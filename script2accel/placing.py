@@ -458,13 +458,11 @@ class Placer:
         return not around or any(around <= set(self.facts.all_loops(b.statement)) for b in made if b.statement is not None)
 
     def _made_before(self, block: list[ast.stmt], bindings: list[Binding], obj: Obj) -> int:
-        last = 0
-        first_loop = min((i for i in self._uses(block, obj) if isinstance(block[i], (ast.For, ast.While, ast.AsyncFor))), default=len(block))
-        for binding in bindings:
-            for index in self.facts.places(block, binding.statement) if binding.statement is not None else ():
-                if index < first_loop:  # a rebinding inside the loop is no making
-                    last = max(last, index + 1)
-        return last
+        uses = self._uses(block, obj)
+        first_loop = min((i for i in uses if isinstance(block[i], (ast.For, ast.While, ast.AsyncFor))), default=len(block))
+        made = {i for b in bindings if b.statement is not None for i in self.facts.places(block, b.statement) if i < first_loop}
+        fresh = {i for i in made if i not in uses or i == min(made)}  # `model = train(model)`, a rebinding in a loop are no making
+        return max(fresh, default=-1) + 1
 
     def _first_use(self, block: list[ast.stmt], obj: Obj, start: int) -> int:
         return min((index for index in self._uses(block, obj) if index >= start), default=len(block))

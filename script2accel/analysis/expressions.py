@@ -57,6 +57,7 @@ class Expressions:
         self.phase = ""
         self.phase_names: set[str] = set()
         self._stores: dict[tuple[ast.AST, str], bool] = {}
+        self._questions: dict[tuple[ast.AST, str], ast.expr | None] = {}
         self.running: list[tuple[ast.AST, frozenset[Obj]]] = []
         self.trained: dict[ast.AST, set[Obj]] = {}
         self.unmarked: set[ast.AST] = set()
@@ -418,7 +419,12 @@ class Expressions:
         return self.eval(node.body, scope).join(self.eval(node.orelse, scope)).marked(test.marks)
 
     def ev_BoolOp(self, node: ast.BoolOp, scope: ast.AST) -> Value:
-        return join_all([self.eval(part, scope) for part in node.values])
+        values = []
+        for part in node.values:
+            values.append(self.eval(part, scope))
+            if self.phase and self.truth(part) is isinstance(node.op, ast.Or):
+                break  # what follows isn't asked in this phase
+        return join_all(values)
 
     def ev_NamedExpr(self, node: ast.NamedExpr, scope: ast.AST) -> Value:
         value = self.eval(node.value, scope)
@@ -656,7 +662,10 @@ class Expressions:
                     return same if isinstance(op, (ast.Eq, ast.Is)) else not same
             case ast.Name() if self.phase:
                 now = self.known(test)
-                return bool(now.name) if now is not None and now.kind == "const" else None
+                if now is not None:
+                    return bool(now.name) if now.kind == "const" else None
+                asked = self._asked(test)
+                return self.truth(asked) if asked is not None else None
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 inverse = self.truth(inner)
                 return None if inverse is None else not inverse
@@ -674,6 +683,17 @@ class Expressions:
         if len(objs) != 1 or objs[0].kind in ("param", "attr", "item", "expr", "external") or not self._set_once(scope, name.id):
             return None
         return objs[0] if objs[0].kind in ("const", "instance", "prepared") or (objs[0].kind == "made" and objs[0].path) else None
+
+    def _asked(self, name: ast.Name) -> ast.expr | None:
+        """The question whose answer a function keeps in a name: `training = optimizer is not None`, if nothing else sets it."""
+        scope = self.source.scope(name)
+        if (scope, name.id) not in self._questions:
+            stores = [n for n in walk(scope) if isinstance(n, ast.Name) and n.id == name.id and not isinstance(n.ctx, ast.Load)]
+            holder = self.source.parents[stores[0]] if len(stores) == 1 and not isinstance(scope, ast.Module) else None
+            asks = isinstance(holder, ast.Assign) and len(holder.targets) == 1 and holder in getattr(scope, "body", ())
+            value = holder.value if asks and isinstance(holder, ast.Assign) else None
+            self._questions[scope, name.id] = value if isinstance(value, (ast.Compare, ast.BoolOp, ast.UnaryOp)) else None
+        return self._questions[scope, name.id]
 
     def _set_once(self, scope: ast.AST, name: str) -> bool:
         """Whether nothing in the scope but its signature or a phase loop sets the name."""
