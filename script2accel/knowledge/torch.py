@@ -38,6 +38,36 @@ LOSS_FUNCTION = re.compile(
 INDEXED_LOSS = re.compile(r"^torch\.nn\.((modules\.\w+\.)?(CrossEntropyLoss|NLLLoss|NLLLoss2d)|functional\.(cross_entropy|nll_loss|nll_loss2d))$")
 """Losses whose mean leaves ignored labels out and weighs classes: it divides by what counts in the batch."""
 INDEXED_LOSS_ARGUMENTS = ("weight", "size_average", "ignore_index", "reduce", "reduction")  # in order, behind input and target of a function
+BENDING = frozenset(
+    {
+        "sqrt",
+        "rsqrt",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "exp",
+        "exp2",
+        "expm1",
+        "pow",
+        "square",
+        "reciprocal",
+        "abs",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+    }
+    | {"clip", "relu", "tanh", "sigmoid", "softplus", "elu", "leaky_relu", "gelu", "silu", "logsigmoid", "hardtanh", "sin", "cos", "sinh", "cosh"}
+)
+"""Functions and methods that aren't linear: of a mean over the batch they give another number than the mean of theirs over the ranks."""
+BENDS = re.compile(rf"^torch\.(nn\.functional\.|special\.)?({'|'.join(sorted(BENDING))}|maximum|minimum)$")
+JOINING = frozenset({"mean", "sum", "nanmean", "nansum"})
+JOINS = re.compile(rf"^torch\.({'|'.join(sorted(JOINING))})$")
+"""What takes the samples of a batch together, and stays linear."""
+SPREADING = frozenset({"std", "var", "norm", "prod", "logsumexp", "median", "corrcoef", "cov"})
+SPREADS = re.compile(rf"^torch\.(linalg\.(vector_|matrix_)?norm|{'|'.join(sorted(SPREADING))}|std_mean|var_mean|dist)$")
+"""What takes them together and isn't linear."""
+COSINE = re.compile(r"^torch\.(nn\.functional\.)?cosine_similarity$")
 LOCATE = re.compile(r"^(pydoc\.locate|hydra\.utils\.get_(class|method|object))$")
 """What gives the class or function that a dotted path names."""
 BY_CONFIG = re.compile(r"^hydra\.utils\.(instantiate|call)$")
