@@ -55,6 +55,20 @@ def opens(facts: View, call: ast.Call) -> bool:
     return _for_writing(call, at)
 
 
+def log_file(facts: View, call: ast.Call) -> ast.expr | None:
+    """The name of the file that a call opens for log lines; None where it opens none, or is `os.devnull` on other ranks already."""
+    path = facts.path(call)
+    if not names.LOG_FILES.match(path):
+        return None
+    named = next((k.value for k in call.keywords if k.arg == "filename"), None)
+    if named is None and call.args and not path.endswith("basicConfig"):
+        named = call.args[0]
+    streams = path.startswith("loguru") and any(o.path.startswith("sys.") for o in facts.machine.at.get(named, NOTHING).objs) if named else True
+    if named is None or streams or (isinstance(named, ast.Constant) and named.value is None):
+        return None
+    return None if "is_main_process" in facts.source.segment(named) else named
+
+
 def opens_path(facts: View, call: ast.Call) -> bool:
     """Whether a call is `path.open(...)`."""
     if not (isinstance(call.func, ast.Attribute) and call.func.attr == "open"):

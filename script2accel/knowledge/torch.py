@@ -205,6 +205,7 @@ SHIFTS_LABELS = re.compile(r"ForCausalLM|LMHeadModel")
 """Of those, models that leave out the first label of each row."""
 TOKEN_COLLATOR = re.compile(r"^transformers\.(data\.)?(data_collator\.)?DataCollatorFor(LanguageModeling|Seq2Seq|TokenClassification|WholeWordMask)$")
 """Collate functions that fill labels up with -100."""
+EMPTIES = frozenset({"zero_", "detach_", "fill_"})  # methods of a gradient that make it new
 OUT_OF_GRAPH = frozenset({"item", "detach", "cpu", "data", "tolist", "numpy"})
 """What is read of a tensor to be shown or kept, not trained by."""
 SELF_ATTENTION = re.compile(
@@ -250,6 +251,13 @@ LIKE = re.compile(r"^torch\.(zeros|ones|empty|full|rand|randn)_like$")
 CPU_TENSOR = re.compile(
     r"^torch\.(zeros|ones|full|empty|rand|randn|randint|arange|linspace|eye|tensor|as_tensor|from_numpy|FloatTensor|LongTensor|Tensor|DoubleTensor|IntTensor|BoolTensor)$"
 )
+MAKES = re.compile(
+    r"^torch\.(tensor|as_tensor|from_numpy|\w*Tensor|save|load|manual_seed)$"
+)  # calls of torch that don't compute with what they're given
+SAME_TENSOR = frozenset(
+    {"T", "data", "float", "double", "long", "view", "reshape", "unsqueeze", "squeeze", "expand", "expand_as", "repeat", "t", "transpose", "permute"}
+    | {"clone", "detach", "contiguous", "flatten"}
+)
 PARAMETER = re.compile(r"^torch\.nn\.(parameter\.)?Parameter$|^torch\.autograd\.Variable$")
 CUDA_TENSOR_TYPE = re.compile(r"^torch\.cuda\.(Float|Double|Half|BFloat16|Byte|Char|Short|Int|Long|Bool)Tensor$")
 TENSOR_DTYPE = {
@@ -276,7 +284,7 @@ SET_DEFAULT = re.compile(r"^torch\.(set_default_device|set_default_tensor_type)$
 # side effects that one process must do -------------------------------------------------------------------
 
 WRITES = re.compile(
-    r"^(torchvision\.utils\.save_image|torchvision\.io\.(\w+\.)?write_\w+|matplotlib\.(pyplot\.(savefig|show|imsave)|image\.imsave)"
+    r"^(torchvision\.utils\.save_image|torchvision\.io\.(\w+\.)?write_\w+|matplotlib\.(pyplot\.(savefig|show|pause|imsave)|image\.imsave)"
     r"|numpy\.(save|savez|savez_compressed|savetxt)|imageio\.(v[23]\.)?(imwrite|imsave|mimsave|mimwrite)|cv2\.imwrite|skimage\.io\.imsave"
     r"|tifffile\.(imwrite|imsave)|torchaudio\.save|soundfile\.write|scipy\.io\.wavfile\.write|librosa\.output\.write_wav|nibabel\.save"
     r"|plotly\.io\.write_\w+|shutil\.make_archive|omegaconf\.OmegaConf\.save|(dill|cloudpickle|toml)\.dump|safetensors\.torch\.save_model"
@@ -319,6 +327,12 @@ WRITE_METHODS = frozenset(
 )
 SAVES = frozenset({"save", "dump", "to_file"})  # methods that write, of what libraries made (but for tensors and models)
 OWN_SAVES = re.compile(r"^(torch|transformers|accelerate|deepspeed|peft|diffusers|pytorch_lightning|lightning|__main__)(\.|$)")
+PRINTS = re.compile(
+    r"^(sys\.(__)?stdout(__)?\.write|pprint\.(pprint|pp)|tqdm\.(\w+\.)*tqdm\.write|rich\.(print|pretty\.pprint)|click\.echo|termcolor\.cprint)$"
+)
+CONSOLE = re.compile(r"^rich\.(console\.Console|get_console)$")
+LOG_FILES = re.compile(r"^(logging\.(FileHandler|basicConfig|handlers\.(Rotating|TimedRotating|Watched)FileHandler)|loguru\.logger\.add)$")
+"""What opens a file for log lines: its first argument, or `filename` (of `basicConfig` only that)."""
 OPENS = re.compile(r"^(io\.|gzip\.|bz2\.|lzma\.|codecs\.)?open$")
 TENSOR_ANSWERS = frozenset(
     {"shape", "size", "dim", "ndim", "dtype", "numel", "view", "reshape", "unsqueeze", "squeeze", "expand", "repeat", "flatten", "permute"}

@@ -2,7 +2,8 @@
 
 `torch.nn.utils.clip_grad_norm_` sees gradients that are still scaled under fp16, and shards under FSDP; `accelerator.clip_grad_norm_` unscales
 and reduces first.
-Left alone when it already goes through the accelerator, or a DeepSpeed engine of the script clips for itself.
+Left alone when it already goes through the accelerator, or a DeepSpeed engine of the script clips for itself. Refused where it
+stands in front of the backward pass.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration#gradient-clipping
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from script2accel.analysis.facts import View
+from script2accel.analysis.gradients import before, behind
 from script2accel.change.edits import replace
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -24,6 +26,12 @@ EXTRA = Message(
     "`{argument}` of the gradient clip has no counterpart in Accelerate",
     "drop the argument, or clip without it, and convert again",
 )
+EARLY = Message(
+    "S2A408",
+    Severity.ERROR,
+    "gradients are clipped in front of the backward pass that makes them: nothing of this step is clipped, and under fp16 its gradients stay scaled",
+    "clip between the backward pass and the step, and convert again",
+)
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
@@ -32,6 +40,9 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         paths = facts.any_path(call)
         norm = any(names.CLIP_NORM.match(path) for path in paths)
         if not norm and not any(names.CLIP_VALUE.match(path) for path in paths):
+            continue
+        if facts.in_train_loop(call) and not before(facts, call) and behind(facts, call) == "backward":
+            yield EARLY.at(call.lineno, call.col_offset + 1)
             continue
         extra = next((k.arg for k in call.keywords if k.arg not in ("parameters", "max_norm", "norm_type", "clip_value")), None)
         if extra is not None:
@@ -142,6 +153,26 @@ for x, y in loader:
     optimizer.step()
 """,
         "S2A213",
+    ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    loss.backward()
+    optimizer.step()
+""",
+        "S2A408",
     ),
     (
         """\

@@ -1,8 +1,8 @@
 """Write files, plots and trackers on the main process only.
 
 `if accelerator.is_main_process:` goes around statements that only write (plots, images, csv and json files, copies, experiment trackers); a
-text file opened for writing is `os.devnull` on the other ranks, so that the code around it stays. A tracker is made on the main process
-only. A `with` that writes an archive or a table stands under the guard as a whole.
+text file opened for writing, or for log lines, is `os.devnull` on the other ranks, so that the code around it stays. A tracker is made on the
+main process only. A `with` that writes an archive or a table stands under the guard as a whole.
 `os.makedirs` under a question whether the folder is there gets `exist_ok=True`: two processes can both find it missing.
 Left alone: reading, `os.makedirs(..., exist_ok=True)` (safe on every rank), folders made in a `try`, what stands under a rank guard already.
 Source: https://huggingface.co/docs/accelerate/concept_guides/deferring_execution
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from script2accel.analysis.context import guarded
 from script2accel.analysis.facts import View
 from script2accel.analysis.fetching import fetched
-from script2accel.analysis.writing import opens, opens_path, writes, writes_into
+from script2accel.analysis.writing import log_file, opens, opens_path, writes, writes_into
 from script2accel.change.edits import CannotEditError, ensure_import, merge, neighbours, replace_range, wrap_expression, wrap_statements
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
@@ -56,8 +56,9 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
                 statements[facts.source.statement(call)] = None
             continue
         makes, opened, held = _makes_writer(facts, call), opens(facts, call), writes_into(facts, call)
+        logs = log_file(facts, call)
         if (
-            not (makes or opened or held or writes(facts, call))
+            not (makes or opened or held or logs or writes(facts, call))
             or guarded(facts, call)
             or facts.inside_class(call, facts.dataset_classes)
             or fetched(facts, call)
@@ -65,8 +66,8 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             continue
         if makes:
             yield _writer(facts, decisions, call)
-        elif opened:
-            yield _devnull(facts, decisions, call)
+        elif opened or logs:
+            yield _devnull(facts, decisions, call, logs)
         elif held:
             block = _block_of_its_own(facts, call)
             if block is None:
@@ -169,12 +170,13 @@ def _block_of_its_own(facts: View, call: ast.Call) -> ast.With | None:
     return None if leaves or any(n.id in stored and isinstance(n.ctx, ast.Load) for n in outside) else block
 
 
-def _devnull(facts: View, decisions: Decisions, call: ast.Call) -> Change:
+def _devnull(facts: View, decisions: Decisions, call: ast.Call, target: ast.expr | None) -> Change:
     otherwise = f" if {decisions.accelerator(call)}.is_main_process else os.devnull"
-    target = call.func.value if isinstance(call.func, ast.Attribute) and opens_path(facts, call) else call.args[0]
+    by_path = target is None and isinstance(call.func, ast.Attribute) and opens_path(facts, call)
+    target = target or (call.func.value if by_path else call.args[0])  # type: ignore[attr-defined]
     simple = isinstance(target, (ast.Name, ast.Attribute, ast.Constant, ast.Call, ast.JoinedStr, ast.Subscript))
     before, after = ("", "") if simple else ("(", ")")
-    if target not in call.args:  # `path.open("w")` is `open(path, "w")`
+    if by_path:  # `path.open("w")` is `open(path, "w")`
         opening = facts.source.call_paren(call)
         edits = merge(
             [
@@ -195,6 +197,61 @@ def _devnull(facts: View, decisions: Decisions, call: ast.Call) -> Change:
 
 
 EXAMPLES: list[tuple[str, str | None]] = [
+    (
+        """\
+import logging
+
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+logging.basicConfig(filename="train.log", level=logging.INFO)
+logger = logging.getLogger(__name__)
+logger.addHandler(logging.FileHandler("other.log", mode="w"))
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    plt.pause(0.01)
+logger.info("done")
+""",
+        """\
+import os
+import logging
+
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+logging.basicConfig(filename="train.log" if accelerator.is_main_process else os.devnull, level=logging.INFO)
+logger = logging.getLogger(__name__)
+logger.addHandler(logging.FileHandler("other.log" if accelerator.is_main_process else os.devnull, mode="w"))
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+    if accelerator.is_main_process:
+        plt.pause(0.01)
+logger.info("done")
+""",
+    ),
     (
         """\
 import json

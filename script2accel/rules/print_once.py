@@ -1,7 +1,9 @@
 """Print once.
 
 `print` in and around the loops becomes `accelerator.print`, which speaks on the main process of each machine only.
-Left alone: prints in front of an exit (usage errors), in classes that have no accelerator, outside of training.
+What else prints (`sys.stdout.write`, `pprint`, `tqdm.write`, rich's) stands under a guard.
+Left alone: prints that name their rank (each speaks for itself), prints in front of an exit (usage errors), in classes that have no accelerator,
+outside of training.
 Source: https://huggingface.co/docs/accelerate/basic_tutorials/execution#execute-on-one-process
 """
 
@@ -12,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from script2accel.analysis.context import guarded
+from script2accel.analysis.distribution import is_rank
 from script2accel.analysis.facts import FUNCTIONS, View
 from script2accel.analysis.values import NOTHING
 from script2accel.change.edits import CannotEditError, neighbours, replace, wrap_statements
 from script2accel.change.plan import Change
 from script2accel.decisions import Decisions
 from script2accel.diagnostics import Diagnostic, Message, Severity
+from script2accel.knowledge import torch as names
 from script2accel.source import walk
 
 CODE, NAME = "S2A703", "print"
@@ -26,10 +30,14 @@ EVERY_RANK = Message("S2A713", Severity.NOTE, "this prints on every rank: its cl
 
 
 def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
+    others: dict[ast.stmt, None] = {}
     for call in facts.calls:
-        if facts.path(call) != "print" or not isinstance(facts.source.parents[call], ast.Expr):
+        other = _other_print(facts, call)
+        if not (other or facts.path(call) == "print") or not isinstance(facts.source.parents[call], ast.Expr):
             continue
         if facts.in_module(call) or facts.inside_class(call, facts.dataset_classes) or guarded(facts, call) or _before_exit(facts, call):
+            continue
+        if any(isinstance(n, ast.expr) and n in facts.machine.at and is_rank(facts, n) for a in call.args for n in walk(a)):
             continue
         if not decisions.may_ask(call) or not _around_training(facts, decisions, call):
             continue
@@ -37,8 +45,14 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             if not _only_prints(facts, decisions, facts.function(call)):
                 yield EVERY_RANK.at(call.lineno, call.col_offset + 1)
             continue
+        if other:
+            statement = facts.source.statement(call)
+            if not any(facts.inside(statement, f.call) for f in facts.program.forwards):
+                others[statement] = None
+            continue
         edits = replace(facts.source, call.func, f"{decisions.accelerator(call, essential=False)}.print")
         yield Change(CODE, NAME, "one line of output, not one per process", call.lineno, edits, essential=False, source="R34")
+    yield from _under_guard(facts, decisions, others)
     if decisions.plan.prepares:
         yield from _printers_guarded(facts, decisions)
 
@@ -53,6 +67,18 @@ def _printers_guarded(facts: View, decisions: Decisions) -> Iterator[Change]:
             continue
         if all(isinstance(m, FUNCTIONS) and _has_print(facts, m) and _only_prints(facts, decisions, m) for m in methods):
             statements[statement] = None
+    yield from _under_guard(facts, decisions, statements)
+
+
+def _other_print(facts: View, call: ast.Call) -> bool:
+    """Whether a call prints by another name than `print`."""
+    if names.PRINTS.match(facts.path(call)):
+        return True
+    objs = facts.machine.at[call.func.value].objs if isinstance(call.func, ast.Attribute) and call.func.value in facts.machine.at else ()
+    return bool(objs) and all(names.CONSOLE.match(o.path) for o in objs) and call.func.attr in ("print", "log", "rule")  # type: ignore[attr-defined]
+
+
+def _under_guard(facts: View, decisions: Decisions, statements: dict[ast.stmt, None]) -> Iterator[Change]:
     for run in neighbours(facts.source, list(statements)):
         header = f"if {decisions.accelerator(run[0], essential=False)}.is_main_process:"
         with suppress(CannotEditError):
@@ -111,6 +137,65 @@ def _around_training(facts: View, decisions: Decisions, call: ast.Call) -> bool:
 EXAMPLES: list[tuple[str, str | None]] = [
     (
         """\
+import sys
+from pprint import pprint
+
+import torch
+from rich.console import Console
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+console = Console()
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    sys.stdout.write("one batch\\n")
+    tqdm.write("another line")
+pprint({"done": True})
+console.print("done")
+""",
+        """\
+import sys
+from pprint import pprint
+
+import torch
+from rich.console import Console
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+from tqdm import tqdm
+
+console = Console()
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+    if accelerator.is_main_process:
+        sys.stdout.write("one batch\\n")
+        tqdm.write("another line")
+if accelerator.is_main_process:
+    pprint({"done": True})
+    console.print("done")
+""",
+    ),
+    (
+        """\
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -167,6 +252,30 @@ for x, y in loader:
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()
+""",
+        None,
+    ),
+    (
+        """\
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+data = TensorDataset(torch.ones(64, 8), torch.zeros(64).long())
+loader = DataLoader(data, batch_size=16, shuffle=True)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    print(f"[rank {rank}] {len(x)} rows")
+    print("[rank %d] done" % rank, loss.item())
 """,
         None,
     ),
