@@ -23,6 +23,7 @@ BINDERS = (  # what binds names, or has a scope of its own
     ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.comprehension,
 )  # fmt: skip
 RANGES = ("range", "tqdm.trange")
+MOST_PHASES = 4  # turns of a loop that are followed one by one
 LEAVES = (ast.expr_context, ast.Constant, ast.operator, ast.cmpop, ast.boolop, ast.unaryop, ast.alias)
 
 
@@ -494,13 +495,13 @@ class Expressions:
 
     ev_ListComp = ev_SetComp = ev_GeneratorExp = ev_DictComp = _comprehension
 
-    def _phase_dict(self, node: ast.DictComp, target: ast.Name, phases: list[object], scope: ast.AST) -> Value:
+    def _phase_dict(self, node: ast.DictComp, target: ast.Name, phases: list[tuple[str, Value]], scope: ast.AST) -> Value:
         """`{x: make(x) for x in ["train", "val"]}`: one value for each key."""
         obj = self.world.obj("dict", "", None, node)
         marks: frozenset[ast.AST] = frozenset()
-        for phase in phases:
+        for phase, given in phases:
             old, self.phase = self.phase, f"{self.phase}/{phase}"
-            self.locals.append({target.id: self.world.value("const", phase)})
+            self.locals.append({target.id: given})
             key = self.eval(node.key, scope)
             value = self.eval(node.value, scope)
             names = [o.name for o in key.objs if o.kind == "const"]
@@ -699,22 +700,45 @@ class Expressions:
         """Whether nothing in the scope but its signature or a phase loop sets the name."""
         if (scope, name) not in self._stores:
             stores = [n for n in walk(scope) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
-            self._stores[scope, name] = all(isinstance(self.source.parents[n], ast.For) for n in stores)
+            outer = [self.source.parents[n] for n in stores]
+            outer = [self.source.parents[p] if isinstance(p, (ast.Tuple, ast.List)) else p for p in outer]
+            self._stores[scope, name] = all(isinstance(p, ast.For) for p in outer)
         return self._stores[scope, name]
 
     def last(self, name: ast.Name) -> Value:
         """What a variable of the scope holds now."""
         return self.store.get((self.owner(self.source.scope(name), name.id), name.id), NOTHING)
 
-    def phases(self, node: ast.expr) -> list[object]:
-        """The constants that a written list or tuple of at most four holds, else nothing."""
-        if (
-            isinstance(node, (ast.List, ast.Tuple))
-            and 0 < len(node.elts) <= 4
-            and all(isinstance(e, ast.Constant) and isinstance(e.value, str) for e in node.elts)
-        ):
-            return [e.value for e in node.elts if isinstance(e, ast.Constant)]
-        return []
+    def phases(self, node: ast.expr) -> list[tuple[str, Value]]:
+        """The names of at most four phases that a loop runs through, each with what its target gets; nothing where it runs through something else.
+
+        They are written in a list or tuple, alone or in front of what belongs to them, or are the keys of one table.
+        """
+        if isinstance(node, (ast.List, ast.Tuple)):
+            heads = [e.elts[0] if isinstance(e, (ast.Tuple, ast.List)) and len(e.elts) > 1 else e for e in node.elts]
+            names = [h.value for h in heads if isinstance(h, ast.Constant) and isinstance(h.value, str)]
+            whole = len(names) == len(heads) and not any(isinstance(n, ast.Starred) for e in node.elts for n in getattr(e, "elts", ()))
+            found = [
+                (name, self.world.value("const", name) if e is h else self.at.get(e, NOTHING))
+                for name, e, h in zip(names, node.elts, heads, strict=whole)
+            ]
+            return found if whole and 0 < len(found) <= MOST_PHASES and len(set(names)) == len(names) else []
+        how = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args else "keys"
+        tables = self.at.get(node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node, NOTHING).objs
+        table = next(iter(tables), None)
+        if len(tables) != 1 or table is None or table.kind != "dict" or how not in ("keys", "items") or (table, "*") in self.store:
+            return []
+        keys = [key for key in self.keys.get(table, ()) if isinstance(key, str)]
+        if len(keys) != len(self.keys.get(table, ())) or not 0 < len(keys) <= MOST_PHASES:
+            return []
+        return [(key, self._entry(table, key, node) if how == "items" else self.world.value("const", key)) for key in keys]
+
+    def _entry(self, table: Obj, key: str, node: ast.AST) -> Value:
+        """What `table.items()` gives for a key."""
+        pair = self.world.obj("tuple", "entry", table, node, key)
+        self.put((pair, 0), self.world.value("const", key))
+        self.put((pair, 1), self.store.get((table, ("key", key)), NOTHING))
+        return pair.alone
 
     def marks_of(self, node: ast.AST) -> frozenset[ast.AST]:
         """What makes an expression differ between ranks."""
@@ -735,6 +759,12 @@ class Expressions:
     def forwards_into(self, node: ast.AST) -> frozenset[ast.AST]:
         """The calls of prepared models whose gradients an expression carries."""
         return self.at[node].marks & self.flows if node in self.at else frozenset()
+
+
+def phase_names(target: ast.expr) -> set[str]:
+    """The name that a loop over phases gives each phase's name."""
+    head = target.elts[0] if isinstance(target, (ast.Tuple, ast.List)) and target.elts else target
+    return {head.id} if isinstance(head, ast.Name) else set()
 
 
 def _scopes(tree: ast.Module) -> tuple[dict[ast.AST, set[str]], dict[ast.AST, dict[str, str]]]:

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Iterable
 
 from script2accel.analysis.calls import Calls
+from script2accel.analysis.expressions import phase_names
 from script2accel.analysis.overriding import sets_any
 from script2accel.analysis.program import Program
 from script2accel.analysis.values import NOTHING, Obj, Value, join_all
@@ -328,12 +329,12 @@ class Machine(Calls):
         forever = isinstance(node.test, ast.Constant) and node.test.value
         return bool(forever) and not any(isinstance(n, (ast.Break, ast.Return)) for n in walk(node))
 
-    def _unrolled(self, node: ast.For | ast.AsyncFor, phases: list[object], scope: ast.AST) -> None:
+    def _unrolled(self, node: ast.For | ast.AsyncFor, phases: list[tuple[str, Value]], scope: ast.AST) -> None:
         """A loop over a few written constants is run once for each of them, so that what belongs to one phase stays there."""
-        self.phase_names |= {node.target.id} if isinstance(node.target, ast.Name) else set()
-        for phase in phases:
+        self.phase_names |= phase_names(node.target)
+        for phase, given in phases:
             old, self.phase = self.phase, f"{self.phase}/{phase}"
-            self.assign(node.target, self.world.value("const", phase), scope)
+            self.assign(node.target, given, scope)
             self.execute(node.body, scope)
             self.phase = old
         self.execute(node.orelse, scope)
