@@ -59,6 +59,7 @@ class Expressions:
         self.phase_names: set[str] = set()
         self._stores: dict[tuple[ast.AST, str], bool] = {}
         self._questions: dict[tuple[ast.AST, str], ast.expr | None] = {}
+        self._asking: set[ast.expr] = set()  # questions that are being answered: one may ask for its own name
         self.running: list[tuple[ast.AST, frozenset[Obj]]] = []
         self.trained: dict[ast.AST, set[Obj]] = {}
         self.unmarked: set[ast.AST] = set()
@@ -666,7 +667,12 @@ class Expressions:
                 if now is not None:
                     return bool(now.name) if now.kind == "const" else None
                 asked = self._asked(test)
-                return self.truth(asked) if asked is not None else None
+                if asked is None or asked in self._asking:
+                    return None
+                self._asking.add(asked)
+                answer = self.truth(asked)
+                self._asking.remove(asked)
+                return answer
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 inverse = self.truth(inner)
                 return None if inverse is None else not inverse

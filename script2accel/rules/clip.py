@@ -28,9 +28,9 @@ EXTRA = Message(
 )
 EARLY = Message(
     "S2A408",
-    Severity.ERROR,
-    "gradients are clipped in front of the backward pass that makes them: nothing of this step is clipped, and under fp16 its gradients stay scaled",
-    "clip between the backward pass and the step, and convert again",
+    Severity.WARNING,
+    "gradients are clipped in front of the backward pass that makes them: nothing of this step is clipped, before or after the conversion",
+    "clip between the backward pass and the step with `accelerator.clip_grad_norm_` if it is to clip",
 )
 
 
@@ -172,7 +172,7 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
 """,
-        "S2A408",
+        None,
     ),
     (
         """\

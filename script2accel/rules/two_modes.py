@@ -184,4 +184,45 @@ for epoch in range(3):
 """,
         None,
     ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def run_epoch(model, loader, optimizer, training):
+    training = training and optimizer is not None
+    total, correct, n = 0.0, 0, 0
+    for data, target in loader:
+        with torch.set_grad_enabled(training):
+            out = model(data)
+            loss = nn.functional.cross_entropy(out, target)
+        if training:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        total += loss.item() * len(data)
+        correct += (out.argmax(1) == target).sum().item()
+        n += len(data)
+    return total / n, correct / n
+
+
+x = torch.ones(96, 8)
+y = torch.zeros(96).long()
+train = DataLoader(TensorDataset(x[:64], y[:64]), batch_size=16, shuffle=True)
+test = DataLoader(TensorDataset(x[64:], y[64:]), batch_size=16)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    model.train()
+    loss, acc = run_epoch(model, train, optimizer, True)
+    model.eval()
+    with torch.no_grad():
+        test_loss, test_acc = run_epoch(model, test, optimizer, False)
+    print(f"{epoch} {loss:.4f} {acc:.4f}")
+    print(f"test {test_loss:.4f} {test_acc:.4f}")
+""",
+        "S2A290",
+    ),
 ]
