@@ -6,7 +6,16 @@ import ast
 from functools import cached_property
 
 from script2accel.analysis import tracking
-from script2accel.analysis.devices import Move, copied_before, definitions_cached, from_prepared_loader, leaves_device, runs_before
+from script2accel.analysis.devices import (
+    Move,
+    copied_before,
+    definitions_cached,
+    from_prepared_loader,
+    leaves_device,
+    may_have_parameters,
+    runs_before,
+    used_as_tensor,
+)
 from script2accel.analysis.facts import FUNCTIONS, Facts
 from script2accel.analysis.values import NOTHING, Obj
 from script2accel.options import Options
@@ -108,7 +117,11 @@ class Decisions:
         function = self.facts.function(node)
         if isinstance(function, ast.Module) or function.name == "__init__" or not function.args.args:
             return None
-        return f"next({function.args.args[0].arg}.parameters()).device"
+        owner = self.facts.inside_class(node, self.facts.module_classes)
+        if owner is None or may_have_parameters(self.facts, owner):
+            return f"next({function.args.args[0].arg}.parameters()).device"
+        given = next((arg for arg in function.args.args[1:] if used_as_tensor(self.facts, arg)), None)
+        return f"{given.arg}.device" if given is not None else None
 
     def class_has(self, node: ast.AST) -> bool:
         """Whether the class of the method that a node stands in trains, evaluates, prepares, or was asked for: it has an accelerator anyway."""

@@ -107,10 +107,38 @@ def _from_arguments(objs: frozenset[Obj]) -> bool:
     return all(o.base is not None and o.base.kind in ("made", "param") and (o.base.kind == "param" or ".parse" in _callee(o.base)) for o in objs)
 
 
-def _used_as_tensor(facts: Facts, node: ast.expr) -> bool:
-    """Whether what an expression holds is asked elsewhere for what tensors and models answer, and no namespace does."""
+def used_as_tensor(facts: Facts, node: ast.AST) -> bool:
+    """Whether what an expression or a parameter holds is asked elsewhere for what tensors and models answer, and no namespace does."""
     objs = facts.machine.at.get(node, NOTHING).objs
     return any(what.removeprefix("attr:") in names.TENSOR_ANSWERS for o in objs for what, _ in facts.machine.uses.get(o, ()))
+
+
+def may_have_parameters(facts: Facts, cls: ast.ClassDef) -> bool:
+    """Whether an instance of a module's class can hold parameters: none does that keeps but numbers and layers without weights."""
+    if any(o.kind != "external" or not names.MODULE_BASE.match(str(o.name)) for o in _bases(facts, cls)):
+        return True
+    made = next((s for s in cls.body if isinstance(s, ast.FunctionDef) and s.name == "__init__"), None)
+    for node in walk(made) if made is not None else ():
+        if isinstance(node, ast.Assign) and facts.roles.of_node(node.value) in ("model", "criterion"):
+            call = node.value
+            if not (isinstance(call, ast.Call) and names.BARE_LAYER.match(facts.program.path(call))):
+                return True
+        if isinstance(node, ast.Call) and not _super(node):
+            path = facts.program.path(node)
+            plain = "." not in path or path.startswith(("torch.", "math.", "numpy.")) if path else False
+            layer = path.startswith("torch.nn.") and not path.startswith("torch.nn.functional.")
+            if not plain or (layer and not names.BARE_LAYER.match(path)):
+                return True
+    return False
+
+
+def _bases(facts: Facts, cls: ast.ClassDef) -> list[Obj]:
+    return [base for own, bases in facts.machine.bases.items() if own.site is cls for base in bases]
+
+
+def _super(call: ast.Call) -> bool:
+    inner = call.func.value if isinstance(call.func, ast.Attribute) else call
+    return isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id == "super"
 
 
 def _callee(obj: Obj) -> str:
@@ -165,7 +193,7 @@ def fixed_device(facts: Facts, node: ast.expr) -> bool:
     if isinstance(node, ast.Attribute):
         text = ast.unparse(node)
         defined = {ast.unparse(t) for d in definitions_cached(facts) for t in _targets(d)}
-        if text in defined or text.endswith(".accelerator.device") or (node.attr == "device" and _used_as_tensor(facts, node.value)):
+        if text in defined or text.endswith(".accelerator.device") or (node.attr == "device" and used_as_tensor(facts, node.value)):
             return False
         objs = facts.machine.at.get(node, NOTHING).objs
         if any(o.kind == "attr" and o.base is not None and not _from_arguments(frozenset((o,))) for o in objs):

@@ -360,4 +360,69 @@ for x, y in loader:
 """,
         None,
     ),
+    (
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Smooth(nn.Module):
+    def __init__(self, amount=0.1):
+        super().__init__()
+        self.amount = amount
+
+    def forward(self, out, target):
+        scale = torch.tensor([1.0, 2.0])
+        return (nn.functional.cross_entropy(out.float(), target, reduction="none") * scale[target]).mean() + self.amount
+
+
+def main():
+    loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+    model = nn.Linear(8, 2)
+    criterion = Smooth()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+
+main()
+""",
+        """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+
+class Smooth(nn.Module):
+    def __init__(self, amount=0.1):
+        super().__init__()
+        self.amount = amount
+
+    def forward(self, out, target):
+        scale = torch.tensor([1.0, 2.0]).to(out.device)
+        return (nn.functional.cross_entropy(out.float(), target, reduction="none") * scale[target]).mean() + self.amount
+
+
+def main():
+    loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+    model = nn.Linear(8, 2)
+    criterion = Smooth()
+    accelerator = Accelerator()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+
+
+main()
+""",
+    ),
 ]
