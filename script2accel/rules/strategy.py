@@ -34,6 +34,12 @@ SEQUENCE = Message(
     "sp={sp}: sequence parallelism isn't put into scripts by this version",
     "convert with `--cp {sp}` (FSDP2), or without a strategy",
 )
+STATE = Message(
+    "S2A807",
+    Severity.ERROR,
+    "a state of the accelerator can't be saved under tensor parallelism alone: `accelerator.save_state` fails on its weights (measured)",
+    "convert with `--dp-shard` beside `--tp`, or save the weights alone",
+)
 GATED = Message("S2A828", Severity.NOTE, "the strategy needs {versions}", "")
 NOTED = Message("S2A838", Severity.NOTE, "{text}", "")
 BLOCKS = Message("S2A848", Severity.NOTE, "FSDP wraps {what}", "")
@@ -67,6 +73,9 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
         return
     if options.sp > 1:
         yield SEQUENCE.at(line, sp=options.sp)
+        return
+    if options.tp > 1 and not options.sharded and decisions.plan.states.saves:
+        yield STATE.at(decisions.plan.states.saves[0].call.lineno)
         return
     for note in notes(request):
         yield NOTED.at(line, text=note)
@@ -301,5 +310,27 @@ for x, y in loader:
 """,
         "S2A856",
         {"strategy": "fsdp2", "num_processes": 2, "wrap": ["BertLayer"]},
+    ),
+    (
+        """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import AutoModelForCausalLM
+
+torch.manual_seed(0)
+tokens = torch.randint(0, 64, (64, 16))
+loader = DataLoader(TensorDataset(tokens, tokens), batch_size=16)
+model = AutoModelForCausalLM.from_pretrained("tiny")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for tokens, labels in loader:
+        optimizer.zero_grad()
+        loss = model(input_ids=tokens, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, "last.pt")
+""",
+        "S2A807",
+        {"tp": 2, "checkpointing": "state"},
     ),
 ]
