@@ -97,6 +97,10 @@ def rewrite(facts: View, decisions: Decisions) -> Iterator[Change | Diagnostic]:
             if isinstance(parent, ast.If) and parent.body == run and not parent.orelse:  # `if flag: write()` on one line
                 edits = wrap_expression(facts.source, parent.test, "(", f") and {header[3:-1]}")
                 yield Change(CODE, NAME, REASON, run[0].lineno, edits, source="R30")
+            elif all(isinstance(statement, ast.Expr) for statement in run):  # `draw(); write()` on one line
+                for statement in run:
+                    edits = wrap_expression(facts.source, statement.value, "", f" if {header[3:-1]} else None")  # type: ignore[attr-defined]
+                    yield Change(CODE, NAME, REASON, statement.lineno, edits, source="R30")
             else:
                 yield TANGLED.at(run[0].lineno, text=facts.source.segment(run[0])[:60])
 
@@ -574,5 +578,42 @@ for epoch in range(3):
     table["weight"] = model.weight.detach().numpy()
 """,
         "S2A613",
+    ),
+    (
+        """\
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+plt.draw(); plt.savefig("end.png")
+""",
+        """\
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate import Accelerator
+
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=16, shuffle=True)
+model = nn.Linear(8, 2)
+accelerator = Accelerator()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+plt.draw(); plt.savefig("end.png") if accelerator.is_main_process else None
+""",
     ),
 ]
